@@ -1,0 +1,1 @@
+"""The node's daemon: starts, watches and stops engines, and reports them."""

@@ -1,0 +1,1 @@
+"""How each inference engine is started and asked: command lines, environments and checks, all pure."""

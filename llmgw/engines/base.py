@@ -1,0 +1,55 @@
+"""What an engine adapter is given and what it makes of it. Nothing here starts a process."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from attrs import field, frozen
+
+from llmgw.hardware.inventory import Device
+from llmgw.settings.catalog import Profile
+from llmgw.settings.daemon import EngineInstall
+
+
+@frozen
+class ShardSpec:
+    """Everything that decides an engine's command line.
+
+    ``devices`` are the node's devices in placement order; ``host`` and ``port`` is where the engine's API
+    listens; ``weights_dir`` is what relative weights resolve under; ``api_key`` goes to the engine by
+    environment or file, never by argument.
+    """
+
+    model: str
+    profile: Profile
+    devices: tuple[Device, ...]
+    install: EngineInstall
+    host: str
+    port: int
+    weights_dir: str
+    rank: int = 0
+    api_key: str | None = field(default=None, repr=False)
+
+
+@frozen
+class Launch:
+    """A process to start, as a value: what to run, with which environment, and how to ask it how it is.
+
+    ``env`` holds only what llmgw sets; the agent adds an allow-list of its own environment. ``secrets`` are
+    variables too, kept apart so that no log shows them. ``ready_name`` is what ``GET models_path`` must list.
+    """
+
+    argv: tuple[str, ...]
+    env: Mapping[str, str]
+    host: str
+    port: int
+    ready_name: str
+    secrets: Mapping[str, str] = field(factory=dict, repr=False)
+    health_path: str = "/health"
+    models_path: str = "/v1/models"
+
+    @property
+    def endpoint(self) -> str:
+        """Base URL of the engine's API."""
+        host = f"[{self.host}]" if ":" in self.host else self.host
+        return f"http://{host}:{self.port}"

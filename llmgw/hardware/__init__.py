@@ -1,0 +1,1 @@
+"""What a node is made of: pure types and the arithmetic on them."""

@@ -1,0 +1,1 @@
+"""One mutually authenticated HTTP/2 stream between a node's agent and the control plane."""

@@ -1,0 +1,145 @@
+"""What the two ends of the link say to each other. Tags on the wire are in :mod:`llmgw.link.codec`."""
+
+from __future__ import annotations
+
+from attrs import frozen
+
+from llmgw.hardware.inventory import Inventory
+from llmgw.scheduler.state import ShardReport
+from llmgw.settings.catalog import EngineKind, Profile
+
+PROTOCOL = 1
+"""Version of this protocol. Ends whose versions differ by one must understand each other."""
+
+
+@frozen
+class Register:
+    """Up, first on every connection: all that the control plane needs to know of the node.
+
+    ``epoch`` is the highest epoch that the agent ever saw; ``address`` is where the router reaches the
+    node's engines. ``shards`` are all shards that are running or whose end was not yet acknowledged.
+    """
+
+    protocol: int
+    node: str
+    version: str
+    boot_id: str
+    address: str
+    inventory: Inventory
+    engines: tuple[EngineKind, ...]
+    shards: tuple[ShardReport, ...]
+    epoch: int
+
+
+@frozen
+class Heartbeat:
+    """Up, every ``heartbeat_s``. ``inventory`` only when it changed since it was last sent."""
+
+    sequence: int
+    inventory: Inventory | None = None
+
+
+@frozen
+class ShardStatus:
+    """Up, whenever a shard's state, reason or progress changes."""
+
+    report: ShardReport
+
+
+@frozen
+class CommandResult:
+    """Up, once for each command: done (or known to be done), or refused with the reason and a remedy."""
+
+    command: str
+    accepted: bool
+    reason: str = ""
+    remedy: str = ""
+
+
+@frozen
+class Welcome:
+    """Down, the answer to an accepted ``Register``."""
+
+    protocol: int
+    version: str
+    cluster: str
+    epoch: int
+    heartbeat_s: float
+
+
+@frozen
+class Refused:
+    """Down, before the connection ends: which claim failed, on which certificate, and what to do.
+
+    ``certificate`` is one line with subject, SAN, serial, issuer and validity; ``wanted`` and ``found`` are
+    the two values that differ.
+    """
+
+    claim: str
+    wanted: str
+    found: str
+    certificate: str
+    remedy: str
+
+
+@frozen
+class StartShard:
+    """Down: start an engine. The same ``command`` again changes nothing and gets the same result."""
+
+    command: str
+    epoch: int
+    cluster: str
+    replica: str
+    shard: str
+    generation: int
+    rank: int
+    model: str
+    profile: Profile
+    profile_digest: str
+    devices: tuple[int, ...]
+
+
+@frozen
+class DrainShard:
+    """Down: the router sends nothing new to this shard."""
+
+    command: str
+    epoch: int
+    shard: str
+    generation: int
+    reason: str
+
+
+@frozen
+class StopShard:
+    """Down: stop the shard, with ``grace_s`` between SIGTERM and SIGKILL."""
+
+    command: str
+    epoch: int
+    shard: str
+    generation: int
+    reason: str
+    grace_s: float
+
+
+@frozen
+class ForgetShard:
+    """Down: the end of this shard is recorded; the agent may drop its record."""
+
+    command: str
+    epoch: int
+    shard: str
+    generation: int
+
+
+@frozen
+class NotUnderstood:
+    """Either way: a message of this tag is unknown here; the sender carries on without it."""
+
+    tag: str
+
+
+AgentMessage = Register | Heartbeat | ShardStatus | CommandResult | NotUnderstood
+ServerMessage = Welcome | Refused | StartShard | DrainShard | StopShard | ForgetShard | NotUnderstood
+ShardCommand = StartShard | DrainShard | StopShard | ForgetShard
+Message = AgentMessage | ServerMessage

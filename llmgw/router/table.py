@@ -1,0 +1,45 @@
+"""The routing table: all that the router knows about models and where they are served.
+
+The control plane pushes a whole new table whenever anything in it changed; a router without a control plane
+keeps the last one.
+"""
+
+from __future__ import annotations
+
+from attrs import field, frozen
+
+from llmgw.settings.document import RouterSettings
+
+
+@frozen
+class Endpoint:
+    """One engine. ``id`` is its shard, or the URL for an engine that somebody else runs.
+
+    ``api_key`` is what the engine wants as a bearer token. ``draining`` endpoints finish what they have and
+    get nothing new.
+    """
+
+    id: str
+    host: str
+    port: int
+    api_key: str | None = field(default=None, repr=False)
+    draining: bool = False
+
+
+@frozen
+class Route:
+    """A model and its engines. ``reason`` says why there is none, for the client's error message."""
+
+    model: str
+    endpoints: tuple[Endpoint, ...]
+    reason: str = ""
+    created: int = 0
+
+
+@frozen
+class Table:
+    """Every route, in the catalog's order. ``version`` goes up with each push."""
+
+    version: int = 0
+    routes: tuple[Route, ...] = ()
+    settings: RouterSettings = RouterSettings()

@@ -1,0 +1,109 @@
+"""Explanations are data: rows that the CLI, the console and the planner read alike."""
+
+from __future__ import annotations
+
+from enum import StrEnum
+
+from attrs import frozen
+
+from llmgw.scheduler.state import Assignment, Replica
+
+
+@frozen
+class Refusal:
+    """Why one candidate was turned down: the filter that did it, the reason, and what would have to change."""
+
+    filter: str
+    reason: str
+    remedy: str = ""
+
+
+@frozen
+class Candidate:
+    """A node (or, joined by ``+``, a set of nodes) that was looked at for a profile."""
+
+    node: str
+    profile: str
+    refusals: tuple[Refusal, ...] = ()
+
+
+@frozen
+class Unplaced:
+    """A replica that is wanted and has no place, with everything that was tried for it."""
+
+    model: str
+    wanted: int
+    running: int
+    reason: str
+    candidates: tuple[Candidate, ...]
+
+
+class DecisionKind(StrEnum):
+    """What a reconcile pass can decide."""
+
+    PLACE = "place"
+    START = "start"
+    DRAIN = "drain"
+    STOP = "stop"
+    RESTART = "restart"
+    EVICT = "evict"
+    REAP = "reap"
+    FORGET = "forget"
+
+
+@frozen
+class Decision:
+    """One thing that a pass decided, and why. ``node`` is empty where it concerns the replica as a whole."""
+
+    kind: DecisionKind
+    model: str
+    replica: str
+    node: str
+    reason: str
+
+
+@frozen
+class StartCommand:
+    """Start this shard of this replica; sent again in every pass until the agent reports it."""
+
+    replica: Replica
+    assignment: Assignment
+
+
+@frozen
+class DrainCommand:
+    """Tell the agent that the router no longer sends to this shard."""
+
+    node: str
+    shard: str
+    generation: int
+    reason: str
+
+
+@frozen
+class StopCommand:
+    """Stop this shard and everything that it started."""
+
+    node: str
+    shard: str
+    generation: int
+    reason: str
+    grace_s: float
+
+
+Command = StartCommand | DrainCommand | StopCommand
+
+
+@frozen
+class Outcome:
+    """What a pass comes to: the rows as they shall be, what to send, and the reasons for both.
+
+    ``replicas`` is the whole new set; a row of the state that is missing from it is to be deleted.
+    """
+
+    replicas: tuple[Replica, ...]
+    next_serial: int
+    commands: tuple[Command, ...]
+    decisions: tuple[Decision, ...]
+    unplaced: tuple[Unplaced, ...]
+    wake_at: float | None = None

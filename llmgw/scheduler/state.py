@@ -1,0 +1,166 @@
+"""The state that the scheduler decides on: what is wanted, what was placed, and what was reported.
+
+Times are seconds since the epoch. Every state carries since when it holds, why, and what happens next, so
+that whoever shows it needs no knowledge of the rules behind it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from enum import StrEnum
+from types import MappingProxyType
+
+from attrs import field, frozen
+
+from llmgw.hardware.inventory import Inventory
+from llmgw.settings.catalog import EngineKind, Model, Profile
+
+_NO_LOAD: Mapping[str, int] = MappingProxyType({})
+
+
+class ShardState(StrEnum):
+    """Where a shard is in its life. ``STOPPED`` and ``FAILED`` are ends: no process is left."""
+
+    STARTING = "starting"
+    LOADING = "loading"
+    READY = "ready"
+    DRAINING = "draining"
+    STOPPING = "stopping"
+    STOPPED = "stopped"
+    FAILED = "failed"
+
+    @property
+    def ended(self) -> bool:
+        """Whether the engine's processes are gone for good."""
+        return self in (ShardState.STOPPED, ShardState.FAILED)
+
+
+class NodeState(StrEnum):
+    """How long ago the node was heard: now, longer than ``unreachable_s``, longer than ``lost_s``."""
+
+    CONNECTED = "connected"
+    UNREACHABLE = "unreachable"
+    LOST = "lost"
+
+
+class Goal(StrEnum):
+    """What the control plane wants of a replica. A row at ``STOP`` is removed once its shards have ended."""
+
+    RUN = "run"
+    DRAIN = "drain"
+    STOP = "stop"
+
+
+@frozen
+class Exit:
+    """How an engine ended: an exit code, or the signal that killed it; both ``None`` when nobody saw it."""
+
+    code: int | None = None
+    signal: int | None = None
+
+    def __str__(self) -> str:
+        if self.signal is not None:
+            return f"killed by signal {self.signal}"
+        return "exit code unknown" if self.code is None else f"exit code {self.code}"
+
+
+@frozen
+class ShardReport:
+    """What an agent says of one shard.
+
+    ``shard`` is ``<replica>.<rank>``; ``generation`` counts the starts of the replica, so that a report of an
+    earlier start is never taken for the present one. ``since`` is on the node's clock. ``endpoint`` is
+    ``http://host:port`` of the engine's API (rank 0 only); ``api_key`` is what it wants as a bearer token and
+    is never logged. ``progress`` goes from 0 to 1 while loading, where the engine says.
+    """
+
+    shard: str
+    replica: str
+    generation: int
+    model: str
+    rank: int
+    cluster: str
+    profile_digest: str
+    devices: tuple[int, ...]
+    state: ShardState
+    reason: str
+    next: str
+    since: float
+    pid: int | None = None
+    endpoint: str | None = None
+    api_key: str | None = field(default=None, repr=False)
+    progress: float | None = None
+    exit: Exit | None = None
+    log_tail: tuple[str, ...] = ()
+
+
+@frozen
+class Assignment:
+    """The place of one shard: its node, and the placement numbers of its devices there."""
+
+    shard: str
+    rank: int
+    node: str
+    devices: tuple[int, ...]
+
+
+@frozen
+class Replica:
+    """One row of what is wanted: a serving copy of a model under one profile, and where it was put.
+
+    ``generation`` goes up with every new start; ``failures`` counts the starts that failed in a row and
+    ``not_before`` holds the next one back. ``profile`` is a copy, so that an edited catalog shows as a
+    difference.
+    """
+
+    id: str
+    model: str
+    profile: Profile
+    shards: tuple[Assignment, ...]
+    goal: Goal
+    reason: str
+    since: float
+    generation: int = 1
+    failures: int = 0
+    not_before: float = 0.0
+    fabric: str | None = None
+
+
+@frozen
+class Node:
+    """A node as the control plane sees it: its last registration, and how long it has been silent."""
+
+    id: str
+    state: NodeState
+    since: float
+    reason: str
+    next: str
+    address: str
+    inventory: Inventory
+    engines: tuple[EngineKind, ...] = ()
+    reports: tuple[ShardReport, ...] = ()
+    version: str = ""
+
+
+@frozen
+class ClusterState:
+    """One consistent picture of everything, taken at the start of a reconcile pass.
+
+    ``in_flight`` counts the router's open requests by shard; a shard that is missing from it has an unknown
+    number. ``next_serial`` is the number of the next new replica.
+    """
+
+    cluster: str
+    models: tuple[Model, ...]
+    nodes: tuple[Node, ...]
+    replicas: tuple[Replica, ...]
+    next_serial: int
+    in_flight: Mapping[str, int] = field(default=_NO_LOAD, hash=False)
+
+    def node(self, node_id: str) -> Node | None:
+        """The node of this id, if it ever registered."""
+        return next((n for n in self.nodes if n.id == node_id), None)
+
+    def model(self, name: str) -> Model | None:
+        """The model of this name, if the catalog still has it."""
+        return next((m for m in self.models if m.name == name), None)

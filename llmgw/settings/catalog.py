@@ -1,0 +1,87 @@
+"""The catalog: the models that this cluster offers, and the profiles under which each can run.
+
+The router, the scheduler, the agent and the settings check read these same classes; the checks on their
+values are in :mod:`llmgw.settings.validate`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from enum import StrEnum
+from types import MappingProxyType
+
+from attrs import field, frozen
+
+_NONE: Mapping[str, str] = MappingProxyType({})
+
+
+class EngineKind(StrEnum):
+    """The inference engines that llmgw knows how to run."""
+
+    VLLM = "vllm"
+    SGLANG = "sglang"
+    LLAMACPP = "llamacpp"
+
+
+@frozen
+class Limits:
+    """How long a shard may stay in a state before it counts as failed, in seconds.
+
+    The defaults let a 70B model load from slow storage: ``start_s`` bounds ``starting``, ``load_s`` bounds
+    ``loading``, ``drain_s`` the wait for streams before a stop, ``stop_s`` the grace between SIGTERM and
+    SIGKILL.
+    """
+
+    start_s: float = 600.0
+    load_s: float = 3600.0
+    drain_s: float = 60.0
+    stop_s: float = 30.0
+
+
+@frozen
+class Profile:
+    """One way to run a model.
+
+    ``device_class`` lists the classes that it may run on, most wanted first; one replica never mixes them.
+    ``gpus`` counts the devices on each node, so a replica has ``nodes * gpus == tp * pp`` of them.
+    ``memory_gib`` is the least device memory that it needs, when the class alone does not say it.
+    """
+
+    name: str
+    engine: EngineKind
+    weights: str
+    device_class: tuple[str, ...]
+    gpus: int = 1
+    nodes: int = 1
+    tp: int = 1
+    pp: int = 1
+    memory_gib: float | None = None
+    context_length: int | None = None
+    quantization: str | None = None
+    gpu_memory_utilization: float | None = None
+    args: tuple[str, ...] = ()
+    env: Mapping[str, str] = field(default=_NONE, hash=False)
+    limits: Limits = Limits()
+
+    @property
+    def devices(self) -> int:
+        """How many devices one replica holds in all."""
+        return self.nodes * self.gpus
+
+
+@frozen
+class Model:
+    """A name that clients ask for, and how it is served.
+
+    A model has either ``profiles`` (the control plane places ``replicas`` of it, trying the profiles in
+    order) or ``endpoints`` (base URLs of engines that somebody else runs; the router only forwards).
+    """
+
+    name: str
+    profiles: tuple[Profile, ...] = ()
+    replicas: int = 1
+    endpoints: tuple[str, ...] = ()
+
+    def profile(self, name: str) -> Profile | None:
+        """The profile of this name, if the model has one."""
+        return next((p for p in self.profiles if p.name == name), None)

@@ -1,0 +1,143 @@
+"""``server.yaml`` and ``agent.yaml``: only what a process needs to start.
+
+Paths are text as the operator wrote them, already resolved against the folder of the file that holds them;
+listeners are ``host:port`` pairs.
+"""
+
+from __future__ import annotations
+
+from enum import StrEnum
+
+from attrs import frozen
+
+from llmgw.settings.catalog import EngineKind
+
+
+@frozen
+class Address:
+    """A host and a port, written ``host:port`` (``[::1]:8000`` for IPv6)."""
+
+    host: str
+    port: int
+
+    def __str__(self) -> str:
+        return f"[{self.host}]:{self.port}" if ":" in self.host else f"{self.host}:{self.port}"
+
+
+class LogFormat(StrEnum):
+    """``auto`` is text on a terminal and JSON elsewhere."""
+
+    AUTO = "auto"
+    TEXT = "text"
+    JSON = "json"
+
+
+class LogLevel(StrEnum):
+    """The least serious line that is written."""
+
+    DEBUG = "debug"
+    INFO = "info"
+    WARNING = "warning"
+    ERROR = "error"
+
+
+@frozen
+class Log:
+    """What a daemon writes to its standard error."""
+
+    level: LogLevel = LogLevel.INFO
+    format: LogFormat = LogFormat.AUTO
+
+
+@frozen
+class TlsFiles:
+    """One end's identity on the link: its certificate chain, its key, and the CA bundle that it trusts."""
+
+    certificate: str
+    key: str
+    ca: str
+
+
+@frozen
+class RouterListener:
+    """Where clients connect. On SIGTERM streams in flight get ``drain_s`` to finish."""
+
+    listen: Address = Address("127.0.0.1", 8000)
+    drain_s: float = 30.0
+
+
+@frozen
+class AdminListener:
+    """Where people and ``llmgw ctl`` connect."""
+
+    listen: Address = Address("127.0.0.1", 8001)
+
+
+@frozen
+class LinkListener:
+    """Where agents connect."""
+
+    tls: TlsFiles
+    listen: Address = Address("127.0.0.1", 8443)
+    trust_domain: str = "llmgw.local"
+
+
+@frozen
+class ServerConfig:
+    """``server.yaml``. ``link`` may be left out where only static endpoints are routed."""
+
+    state_dir: str
+    settings: str
+    router: RouterListener = RouterListener()
+    admin: AdminListener = AdminListener()
+    link: LinkListener | None = None
+    log: Log = Log()
+
+
+@frozen
+class Discovery:
+    """Where the hardware is read from. ``root`` other than ``/`` is a captured or fake machine's folder."""
+
+    root: str = "/"
+    nvidia_smi: str | None = None
+    interval_s: float = 60.0
+    timeout_s: float = 20.0
+
+
+@frozen
+class EngineInstall:
+    """An engine on this node: the command that starts it, before the arguments that llmgw adds.
+
+    ``vllm`` is usually ``[vllm, serve]``, SGLang ``[python, -m, sglang.launch_server]``, llama.cpp
+    ``[llama-server]``. ``version`` lets the adapter leave out flags that this version lacks.
+    """
+
+    kind: EngineKind
+    command: tuple[str, ...]
+    version: str | None = None
+
+
+@frozen
+class AgentConfig:
+    """``agent.yaml``. ``address`` is where the router reaches this node's engines.
+
+    Engines get HTTP ports from ``port_first`` to ``port_last``, both included. Relative weights resolve
+    under ``weights_dir``.
+    """
+
+    id: str
+    control_planes: tuple[Address, ...]
+    tls: TlsFiles
+    state_dir: str
+    address: str = "127.0.0.1"
+    port_first: int = 20000
+    port_last: int = 20999
+    weights_dir: str = "/"
+    trust_domain: str = "llmgw.local"
+    discovery: Discovery = Discovery()
+    engines: tuple[EngineInstall, ...] = ()
+    log: Log = Log()
+
+    def engine(self, kind: EngineKind) -> EngineInstall | None:
+        """The install of this kind of engine, if the node has one."""
+        return next((e for e in self.engines if e.kind is kind), None)

@@ -1,0 +1,1 @@
+"""What the control plane must remember."""

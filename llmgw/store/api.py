@@ -1,0 +1,117 @@
+"""What the control plane remembers, behind one interface; SQLite is the first to implement it.
+
+Every write is durable when it returns. Methods are cancellable while they wait for their turn; a write that
+has begun runs to its end.
+"""
+
+from __future__ import annotations
+
+from types import TracebackType
+from typing import Protocol, Self
+
+from attrs import frozen
+
+from llmgw.hardware.inventory import Inventory
+from llmgw.scheduler.explain import Decision, Unplaced
+from llmgw.scheduler.state import Replica, ShardReport
+from llmgw.settings.catalog import EngineKind
+
+
+@frozen
+class SettingsRevision:
+    """One version of the settings document, as text. ``revision`` counts from 1; ``at`` is in epoch seconds."""
+
+    revision: int
+    text: str
+    digest: str
+    author: str
+    reason: str
+    at: float
+
+
+@frozen
+class NodeRow:
+    """A node's last registration, and when it was last heard."""
+
+    id: str
+    address: str
+    version: str
+    inventory: Inventory
+    engines: tuple[EngineKind, ...]
+    reports: tuple[ShardReport, ...]
+    last_heard: float
+
+
+@frozen
+class StoredDecision:
+    """A decision with the pass and the time that it was made."""
+
+    pass_id: int
+    at: float
+    decision: Decision
+
+
+@frozen
+class PassRecord:
+    """Everything that one reconcile pass changes; written in one transaction or not at all."""
+
+    epoch: int
+    at: float
+    replicas: tuple[Replica, ...]
+    next_serial: int
+    decisions: tuple[Decision, ...]
+    unplaced: tuple[Unplaced, ...]
+
+
+class Store(Protocol):
+    """Use as an asynchronous context manager; nothing may be called outside of it."""
+
+    async def __aenter__(self) -> Self: ...
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None: ...
+
+    async def cluster(self) -> str:
+        """The cluster's id, made when the store was."""
+        ...
+
+    async def new_epoch(self) -> int:
+        """Take and record the next epoch: higher than any that was ever given out."""
+        ...
+
+    async def settings(self) -> SettingsRevision | None:
+        """The newest settings, or ``None`` in a new store."""
+        ...
+
+    async def add_settings(self, text: str, author: str, reason: str, at: float) -> SettingsRevision:
+        """Record a new revision; the newest one is returned unchanged when its text is the same."""
+        ...
+
+    async def nodes(self) -> tuple[NodeRow, ...]:
+        """Every node that ever registered and was not forgotten, by id."""
+        ...
+
+    async def save_node(self, row: NodeRow) -> None:
+        """Write a node's row whole."""
+        ...
+
+    async def save_reports(self, node: str, reports: tuple[ShardReport, ...], last_heard: float) -> None:
+        """Replace what a known node reports of its shards."""
+        ...
+
+    async def replicas(self) -> tuple[tuple[Replica, ...], int]:
+        """The replica rows, by id, and the serial number of the next one."""
+        ...
+
+    async def save_pass(self, record: PassRecord) -> int:
+        """Write a pass and return its number. Raises ``OperatorError`` when a higher epoch was taken since."""
+        ...
+
+    async def unplaced(self) -> tuple[Unplaced, ...]:
+        """What had no place in the newest pass."""
+        ...
+
+    async def decisions(self, limit: int) -> tuple[StoredDecision, ...]:
+        """The newest decisions, newest first."""
+        ...

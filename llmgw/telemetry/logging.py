@@ -1,0 +1,53 @@
+"""Structured logs on standard error: lines for people on a terminal, JSON elsewhere."""
+
+from __future__ import annotations
+
+import logging
+import sys
+from collections.abc import MutableMapping
+from typing import Any, TextIO
+
+import structlog
+
+from llmgw.settings.daemon import Log, LogFormat
+
+_SECRET_KEYS = frozenset({"api_key", "authorization", "token", "secret", "password", "key_pem"})
+
+
+def _redact(_logger: Any, _method: str, event: MutableMapping[str, Any]) -> MutableMapping[str, Any]:
+    """Blank every value whose key says that it is a secret."""
+    for key in event.keys() & _SECRET_KEYS:
+        event[key] = "[redacted]"
+    return event
+
+
+def configure(log: Log, daemon: str, stream: TextIO | None = None) -> None:
+    """Set up logging for this process; ``daemon`` (``server``, ``agent``, ``router``) is on every line."""
+    out = sys.stderr if stream is None else stream
+    text = log.format is LogFormat.TEXT or (log.format is LogFormat.AUTO and out.isatty())
+    renderer: Any
+    if text:
+        renderer = structlog.dev.ConsoleRenderer(colors=out.isatty(), exception_formatter=structlog.dev.plain_traceback)
+    else:
+        renderer = structlog.processors.JSONRenderer()
+    structlog.configure(
+        processors=[
+            structlog.contextvars.merge_contextvars,
+            structlog.processors.add_log_level,
+            structlog.processors.TimeStamper(fmt="iso", utc=True),
+            _redact,
+            *([] if text else [structlog.processors.format_exc_info]),
+            renderer,
+        ],
+        wrapper_class=structlog.make_filtering_bound_logger(logging.getLevelNamesMapping()[log.level.upper()]),
+        logger_factory=structlog.PrintLoggerFactory(file=out),
+        cache_logger_on_first_use=False,
+    )
+    structlog.contextvars.clear_contextvars()
+    structlog.contextvars.bind_contextvars(daemon=daemon)
+
+
+def logger(subject: str) -> structlog.typing.FilteringBoundLogger:
+    """A logger whose lines carry ``subject`` (``link``, ``shard``, ``reconcile``)."""
+    bound: structlog.typing.FilteringBoundLogger = structlog.get_logger(subject=subject)
+    return bound

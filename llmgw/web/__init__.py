@@ -1,0 +1,1 @@
+"""The admin side: an API for people and tools, and the console."""
