@@ -1,0 +1,166 @@
+"""The service that agents talk to: one session a node, what it reports, and the commands it is sent."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+
+import trio
+from attrs import define, field
+
+from llmgw import __version__
+from llmgw.errors import PeerError
+from llmgw.link.codec import Unknown
+from llmgw.link.messages import (
+    PROTOCOL,
+    CommandResult,
+    ForgetShard,
+    Heartbeat,
+    NotUnderstood,
+    Register,
+    ServerMessage,
+    ShardCommand,
+    ShardStatus,
+    StartShard,
+    Welcome,
+)
+from llmgw.link.session import Session
+from llmgw.server.cluster import Cluster
+from llmgw.store.api import NodeRow, Store
+from llmgw.telemetry.logging import logger
+
+_REMEMBER_HEARD_S = 30.0
+"""A heartbeat alone is written down this often: after a restart silence counts from the restart anyway."""
+
+
+@define(eq=False)
+class _NodeSession:
+    session: Session
+    boot_id: str
+    replaced: trio.CancelScope
+    sent: dict[str, ShardCommand] = field(factory=dict)
+    queue: list[ServerMessage] = field(factory=list)
+    ready: trio.Event = field(factory=trio.Event)
+
+    def put(self, message: ServerMessage) -> None:
+        self.queue.append(message)
+        self.ready.set()
+
+
+class Agents:
+    """Sessions by node. Commands are level-triggered: what a session did not carry is sent by a later pass."""
+
+    def __init__(self, cluster: Cluster, store: Store, clock: Callable[[], float]) -> None:
+        self._cluster = cluster
+        self._store = store
+        self._clock = clock
+        self._sessions: dict[str, _NodeSession] = {}
+        self._log = logger("agents")
+
+    def dispatch(self, node: str, commands: Iterable[ShardCommand]) -> None:
+        """Queue what this node's session was not yet sent; without a session nothing happens."""
+        known = self._sessions.get(node)
+        if known is None:
+            return
+        for command in commands:
+            if command.command not in known.sent:
+                known.sent[command.command] = command
+                known.put(command)
+
+    async def serve(self, session: Session, register: Register) -> None:
+        """One node's session, from its registration to its end. Cancelling it ends the session."""
+        node = register.node
+        if (older := self._sessions.get(node)) is not None:
+            self._log.warning("session replaced", node=node, old=older.session.remote, new=session.remote)
+            older.replaced.cancel(reason=f"node {node} connected again from {session.remote}")
+        reason = "closed by the agent"
+        with trio.CancelScope() as replaced:
+            mine = _NodeSession(session, register.inventory.host.boot_id, replaced)
+            self._sessions[node] = mine
+            try:
+                row = self._cluster.register(register, self._clock())
+                await self._store.save_node(row)
+                self._log.info(
+                    "node registered",
+                    node=node,
+                    remote=session.remote,
+                    version=register.version,
+                    devices=len(register.inventory.devices),
+                    shards=len(register.shards),
+                )
+                await session.send(
+                    Welcome(
+                        protocol=PROTOCOL,
+                        version=__version__,
+                        cluster=self._cluster.id,
+                        epoch=self._cluster.epoch,
+                        heartbeat_s=self._cluster.settings.liveness.heartbeat_s,
+                    )
+                )
+                async with trio.open_nursery() as nursery:
+                    nursery.start_soon(self._send, mine)
+                    reason = await self._receive(node, mine)
+                    nursery.cancel_scope.cancel(reason="session ended")
+            finally:
+                if self._sessions.get(node) is mine:
+                    del self._sessions[node]
+                    self._cluster.disconnected(node, reason)
+                    self._log.info("session ended", node=node, reason=reason)
+
+    async def _send(self, mine: _NodeSession) -> None:
+        while True:
+            await mine.ready.wait()
+            mine.ready = trio.Event()
+            queue, mine.queue = mine.queue, []
+            for message in queue:
+                try:
+                    await mine.session.send(message)
+                except PeerError:
+                    return  # the reader sees the same end, and says why
+
+    async def _receive(self, node: str, mine: _NodeSession) -> str:
+        """Take in messages until the session ends; returns why it did."""
+        stored_at = self._clock()
+        while True:
+            try:
+                message = await mine.session.receive()
+            except PeerError as gone:
+                return gone.reason
+            now = self._clock()
+            self._cluster.heard(node, now)
+            row: NodeRow | None = None
+            match message:
+                case Heartbeat(inventory=inventory):
+                    if inventory is not None:
+                        row = self._cluster.rediscovered(node, inventory)
+                    elif now - stored_at > _REMEMBER_HEARD_S:
+                        row = self._cluster.row(node)
+                case ShardStatus(report=report):
+                    self._log.info(
+                        "shard", node=node, shard=report.shard, generation=report.generation,
+                        state=report.state.value, reason=report.reason,
+                    )  # fmt: skip
+                    row = self._cluster.report(node, report)
+                case CommandResult():
+                    row = self._result(node, mine, message, now)
+                case NotUnderstood(tag=tag):
+                    self._log.warning("agent does not understand a message", node=node, tag=tag)
+                case Unknown(tag=tag):
+                    mine.put(NotUnderstood(tag))
+                case _:
+                    self._log.warning("unexpected message", node=node, kind=type(message).__name__)
+            if row is not None:
+                stored_at = now
+                await self._store.save_node(row)
+
+    def _result(self, node: str, mine: _NodeSession, result: CommandResult, now: float) -> NodeRow | None:
+        command = mine.sent.get(result.command)
+        if not result.accepted:
+            self._log.warning("command refused", node=node, command=result.command, reason=result.reason)
+        match command:
+            case StartShard() if not result.accepted:
+                said = f"{result.reason}. {result.remedy}" if result.remedy else result.reason
+                return self._cluster.refused(command, node, said, now)
+            case ForgetShard() if result.accepted:
+                return self._cluster.forgotten(node, command.shard, command.generation)
+            case _:
+                return None

@@ -1,0 +1,188 @@
+"""The control plane's picture of the cluster, in memory: what agents said last, and what is wanted.
+
+Every method is synchronous, so that a picture taken of it is always consistent. Writing it down is the
+callers' part: they hold the store.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+
+from attrs import evolve, frozen
+
+from llmgw.link.messages import Register, StartShard
+from llmgw.scheduler.explain import Outcome, Unplaced
+from llmgw.scheduler.liveness import node_state
+from llmgw.scheduler.state import ClusterState, Node, NodeState, Replica, ShardReport, ShardState
+from llmgw.settings.document import Settings
+from llmgw.store.api import NodeRow
+
+
+@frozen
+class NodeChange:
+    """A node's state as it is now, and the one that it was seen in before (``None`` for a new node)."""
+
+    node: Node
+    before: NodeState | None
+
+
+class Cluster:
+    """Nodes, replicas and settings of one cluster.
+
+    ``woken`` is called whenever something changed that a reconcile pass should look at.
+    """
+
+    def __init__(
+        self,
+        *,
+        cluster: str,
+        epoch: int,
+        settings: Settings,
+        nodes: Iterable[NodeRow],
+        replicas: tuple[Replica, ...],
+        next_serial: int,
+        unplaced: tuple[Unplaced, ...],
+        started: float,
+        woken: Callable[[], None],
+    ) -> None:
+        self.id = cluster
+        self.epoch = epoch
+        self.settings = settings
+        self.started = started
+        self.replicas = replicas
+        self.unplaced = unplaced
+        self.in_flight: Mapping[str, int] = {}
+        self._next_serial = next_serial
+        self._woken = woken
+        # Silence counts from our own start at the earliest: while we were down, nobody could be heard.
+        self._rows = {row.id: evolve(row, last_heard=max(row.last_heard, started)) for row in nodes}
+        self._links: dict[str, float] = {}
+        self._left: dict[str, str] = {}
+        self._seen: dict[str, tuple[NodeState, float]] = {}
+
+    def register(self, message: Register, now: float) -> NodeRow:
+        """A node said everything about itself; its row is returned to be stored."""
+        row = NodeRow(
+            id=message.node,
+            address=message.address,
+            version=message.version,
+            inventory=message.inventory,
+            engines=message.engines,
+            reports=message.shards,
+            last_heard=now,
+        )
+        self._rows[row.id] = row
+        self._links[row.id] = now
+        self._left.pop(row.id, None)
+        self._woken()
+        return row
+
+    def heard(self, node: str, now: float) -> None:
+        """A message of any kind came from the node."""
+        self._rows[node] = evolve(self._rows[node], last_heard=now)
+
+    def rediscovered(self, node: str, inventory: object) -> NodeRow:
+        """The node read its hardware again."""
+        self._rows[node] = evolve(self._rows[node], inventory=inventory)
+        self._woken()
+        return self._rows[node]
+
+    def report(self, node: str, report: ShardReport) -> NodeRow:
+        """A shard changed. A report of an older generation does not displace a newer one."""
+        row = self._rows[node]
+        others = tuple(r for r in row.reports if (r.shard, r.generation) != (report.shard, report.generation))
+        self._rows[node] = evolve(row, reports=(*others, report))
+        self._woken()
+        return self._rows[node]
+
+    def refused(self, command: StartShard, node: str, reason: str, now: float) -> NodeRow:
+        """The node refused to start a shard: that is a failed start, with the refusal as its reason."""
+        return self.report(
+            node,
+            ShardReport(
+                shard=command.shard,
+                replica=command.replica,
+                generation=command.generation,
+                model=command.model,
+                rank=command.rank,
+                cluster=command.cluster,
+                profile_digest=command.profile_digest,
+                devices=command.devices,
+                state=ShardState.FAILED,
+                reason=f"refused by the agent: {reason}",
+                next="",
+                since=now,
+            ),
+        )
+
+    def forgotten(self, node: str, shard: str, generation: int) -> NodeRow:
+        """The node dropped its record of an ended shard."""
+        row = self._rows[node]
+        kept = tuple(r for r in row.reports if (r.shard, r.generation) != (shard, generation))
+        self._rows[node] = evolve(row, reports=kept)
+        self._woken()
+        return self._rows[node]
+
+    def disconnected(self, node: str, reason: str) -> None:
+        """The node's session ended. It counts as connected until it was silent for long enough."""
+        self._links.pop(node, None)
+        self._left[node] = reason
+        self._woken()
+
+    def linked(self, node: str) -> bool:
+        """Whether a session with this node is open."""
+        return node in self._links
+
+    def row(self, node: str) -> NodeRow | None:
+        """The node's row as it would be stored."""
+        return self._rows.get(node)
+
+    def use_settings(self, settings: Settings) -> None:
+        """New settings hold from the next pass on."""
+        self.settings = settings
+        self._woken()
+
+    def state(self, now: float) -> ClusterState:
+        """One frozen picture of everything."""
+        return ClusterState(
+            cluster=self.id,
+            models=tuple(m for m in self.settings.models if m.profiles),
+            nodes=tuple(self._node(row, now) for _, row in sorted(self._rows.items())),
+            replicas=self.replicas,
+            next_serial=self._next_serial,
+            in_flight=self.in_flight,
+        )
+
+    def apply(self, outcome: Outcome) -> None:
+        """A pass was written down: its rows hold."""
+        self.replicas = outcome.replicas
+        self.unplaced = outcome.unplaced
+        self._next_serial = outcome.next_serial
+
+    def changes(self, state: ClusterState) -> tuple[NodeChange, ...]:
+        """The nodes whose state is another than at the last call."""
+        changed = []
+        for node in state.nodes:
+            before = self._seen.get(node.id)
+            if before is None or before[0] is not node.state:
+                self._seen[node.id] = (node.state, node.since)
+                changed.append(NodeChange(node, before[0] if before else None))
+        return tuple(changed)
+
+    def _node(self, row: NodeRow, now: float) -> Node:
+        seen = node_state(row.last_heard, now, self.settings.liveness)
+        reason = seen.reason
+        if not self.linked(row.id) and (why := self._left.get(row.id)):
+            reason = f"{reason}; the link ended: {why}"
+        return Node(
+            id=row.id,
+            state=seen.state,
+            since=self._links.get(row.id, seen.since) if seen.state is NodeState.CONNECTED else seen.since,
+            reason=reason,
+            next=seen.next,
+            address=row.address,
+            inventory=row.inventory,
+            engines=row.engines,
+            reports=row.reports,
+            version=row.version,
+        )

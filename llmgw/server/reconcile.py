@@ -1,0 +1,194 @@
+"""The reconcile loop: take a picture, decide, write it down, and send what follows.
+
+A pass never waits for a node. What a node does comes back as reports, and those wake the next pass.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Callable, Iterable
+
+import trio
+
+from llmgw.errors import OperatorError
+from llmgw.link.messages import DrainShard, ForgetShard, ShardCommand, StartShard, StopShard
+from llmgw.router.table import Table
+from llmgw.scheduler.decide import decide
+from llmgw.scheduler.explain import Command, DrainCommand, Outcome, StartCommand, StopCommand
+from llmgw.scheduler.liveness import next_change
+from llmgw.scheduler.state import ClusterState, NodeState
+from llmgw.scheduler.summary import model_views
+from llmgw.server.agents import Agents
+from llmgw.server.cluster import Cluster
+from llmgw.server.registry import table
+from llmgw.settings.digest import profile_digest
+from llmgw.store.api import PassRecord, Store
+from llmgw.telemetry.logging import logger
+from llmgw.telemetry.metrics import ControlPlaneMetrics
+
+_TICK_S = 5.0
+_STORE_RETRY_S = 2.0
+
+
+def messages(commands: Iterable[Command], cluster: str, epoch: int) -> dict[str, list[ShardCommand]]:
+    """The messages that carry out these commands, by node.
+
+    A command's id says all that makes it what it is, so that the same command of a later pass is known.
+    """
+    by_node: dict[str, list[ShardCommand]] = defaultdict(list)
+    for command in commands:
+        match command:
+            case StartCommand(replica=replica, assignment=place):
+                by_node[place.node].append(
+                    StartShard(
+                        command=f"{place.shard}#{replica.generation}:start",
+                        epoch=epoch,
+                        cluster=cluster,
+                        replica=replica.id,
+                        shard=place.shard,
+                        generation=replica.generation,
+                        rank=place.rank,
+                        model=replica.model,
+                        profile=replica.profile,
+                        profile_digest=profile_digest(replica.model, replica.profile),
+                        devices=place.devices,
+                    )
+                )
+            case DrainCommand(node=node, shard=shard, generation=generation, reason=reason):
+                by_node[node].append(DrainShard(f"{shard}#{generation}:drain", epoch, shard, generation, reason))
+            case StopCommand(node=node, shard=shard, generation=generation, reason=reason, grace_s=grace_s):
+                by_node[node].append(
+                    StopShard(f"{shard}#{generation}:stop", epoch, shard, generation, reason, grace_s)
+                )
+    return by_node
+
+
+def forgets(state: ClusterState, outcome: Outcome, epoch: int) -> dict[str, list[ShardCommand]]:
+    """What connected nodes may drop: ended shards of this cluster that no row of the outcome counts on."""
+    wanted = {(s.shard, r.generation) for r in outcome.replicas for s in r.shards}
+    by_node: dict[str, list[ShardCommand]] = defaultdict(list)
+    for node in state.nodes:
+        if node.state is not NodeState.CONNECTED:
+            continue
+        for report in node.reports:
+            ours = report.cluster == state.cluster
+            if ours and report.state.ended and (report.shard, report.generation) not in wanted:
+                name = f"{report.shard}#{report.generation}:forget"
+                by_node[node.id].append(ForgetShard(name, epoch, report.shard, report.generation))
+    return by_node
+
+
+class Reconciler:
+    """Owns the loop. ``wake`` may be called from anywhere in the same Trio run."""
+
+    def __init__(
+        self,
+        cluster: Cluster,
+        store: Store,
+        agents: Agents,
+        push: Callable[[Table], None],
+        clock: Callable[[], float],
+        metrics: ControlPlaneMetrics,
+        created: int,
+    ) -> None:
+        self._cluster = cluster
+        self._store = store
+        self._agents = agents
+        self._push = push
+        self._clock = clock
+        self._metrics = metrics
+        self._created = created
+        self._woken = trio.Event()
+        self._table = Table()
+        self._log = logger("reconcile")
+
+    def wake(self) -> None:
+        """Run a pass soon."""
+        self._woken.set()
+
+    async def run(self) -> None:
+        """Pass after pass until cancelled; a cancelled pass was either written whole or not at all."""
+        while True:
+            self._woken = trio.Event()
+            again_at = await self._pass()
+            with trio.move_on_after(max(0.0, again_at - self._clock())):
+                await self._woken.wait()
+
+    async def _pass(self) -> float:
+        """One pass; returns when the next one is due even if nothing wakes it."""
+        now = self._clock()
+        state = self._cluster.state(now)
+        self._say_nodes(state)
+        outcome = decide(state, now)
+        changed = (
+            outcome.replicas != state.replicas
+            or outcome.next_serial != state.next_serial
+            or outcome.unplaced != self._cluster.unplaced
+            or bool(outcome.decisions)
+        )
+        if changed:
+            record = PassRecord(
+                epoch=self._cluster.epoch,
+                at=now,
+                replicas=outcome.replicas,
+                next_serial=outcome.next_serial,
+                decisions=outcome.decisions,
+                unplaced=outcome.unplaced,
+            )
+            try:
+                number = await self._store.save_pass(record)
+            except OperatorError as failed:
+                self._log.error("pass not carried out: it could not be stored", error=str(failed))
+                return self._clock() + _STORE_RETRY_S
+            self._say(number, outcome)
+            self._cluster.apply(outcome)
+        self._publish(now)
+        for node, commands in messages(outcome.commands, self._cluster.id, self._cluster.epoch).items():
+            self._agents.dispatch(node, commands)
+        for node, commands in forgets(state, outcome, self._cluster.epoch).items():
+            self._agents.dispatch(node, commands)
+        due = [now + _TICK_S]
+        if outcome.wake_at is not None:
+            due.append(outcome.wake_at)
+        liveness = self._cluster.settings.liveness
+        for node in state.nodes:
+            row = self._cluster.row(node.id)
+            if row is not None and (at := next_change(row.last_heard, now, liveness)) is not None:
+                due.append(at)
+        self._metrics.observe_pass(self._clock() - now, state, outcome)
+        return max(min(due), now + 0.05)
+
+    def _publish(self, now: float) -> None:
+        state = self._cluster.state(now)
+        reasons = {view.name: view.reason for view in model_views(state, self._cluster.unplaced, now)}
+        new = table(self._cluster.settings, state, reasons, self._created, self._table)
+        if new is not self._table:
+            self._table = new
+            self._push(new)
+
+    def _say_nodes(self, state: ClusterState) -> None:
+        for change in self._cluster.changes(state):
+            write = self._log.info if change.node.state is NodeState.CONNECTED else self._log.warning
+            write(
+                "node",
+                node=change.node.id,
+                state=change.node.state.value,
+                before=change.before.value if change.before else None,
+                reason=change.node.reason,
+                next=change.node.next,
+            )
+
+    def _say(self, number: int, outcome: Outcome) -> None:
+        for decision in outcome.decisions:
+            self._log.info(
+                "decision",
+                number=number,
+                kind=decision.kind.value,
+                model=decision.model,
+                replica=decision.replica,
+                node=decision.node,
+                reason=decision.reason,
+            )
+        if outcome.unplaced != self._cluster.unplaced:
+            for unplaced in outcome.unplaced:
+                self._log.warning("unplaced", model=unplaced.model, reason=unplaced.reason)
