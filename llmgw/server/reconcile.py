@@ -57,9 +57,7 @@ def messages(commands: Iterable[Command], cluster: str, epoch: int) -> dict[str,
             case DrainCommand(node=node, shard=shard, generation=generation, reason=reason):
                 by_node[node].append(DrainShard(f"{shard}#{generation}:drain", epoch, shard, generation, reason))
             case StopCommand(node=node, shard=shard, generation=generation, reason=reason, grace_s=grace_s):
-                by_node[node].append(
-                    StopShard(f"{shard}#{generation}:stop", epoch, shard, generation, reason, grace_s)
-                )
+                by_node[node].append(StopShard(f"{shard}#{generation}:stop", epoch, shard, generation, reason, grace_s))
     return by_node
 
 

@@ -16,9 +16,7 @@ def _endpoint(report: ShardReport, *, draining: bool) -> Endpoint | None:
     url = urlsplit(report.endpoint)
     if url.hostname is None or url.port is None:
         return None
-    return Endpoint(
-        id=report.shard, host=url.hostname, port=url.port, api_key=report.api_key, draining=draining
-    )
+    return Endpoint(id=report.shard, host=url.hostname, port=url.port, api_key=report.api_key, draining=draining)
 
 
 def _served(replica: Replica, state: ClusterState) -> Endpoint | None:
@@ -58,9 +56,7 @@ def _static(url: str) -> Endpoint:
     return Endpoint(id=url, host=parts.hostname or "", port=parts.port or 80)
 
 
-def table(
-    settings: Settings, state: ClusterState, reasons: Mapping[str, str], created: int, before: Table
-) -> Table:
+def table(settings: Settings, state: ClusterState, reasons: Mapping[str, str], created: int, before: Table) -> Table:
     """The table to push: ``before`` itself when nothing in it changed, else one with the next version."""
     new = Table(before.version, routes(settings, state, reasons, created), settings.router)
     return before if new == before else Table(before.version + 1, new.routes, new.settings)

@@ -18,7 +18,9 @@ class ControlPlaneMetrics:
         self._nodes = Gauge("llmgw_nodes", "Nodes by state", ["state"], registry=self.registry)
         self._devices = Gauge("llmgw_devices", "Devices by class", ["device_class"], registry=self.registry)
         self._faulty = Gauge("llmgw_devices_faulty", "Devices with a fault", registry=self.registry)
-        self._replicas = Gauge("llmgw_replicas", "Replicas by model and goal", ["model", "goal"], registry=self.registry)
+        self._replicas = Gauge(
+            "llmgw_replicas", "Replicas by model and goal", ["model", "goal"], registry=self.registry
+        )
         self._shards = Gauge("llmgw_shards", "Shards by reported state", ["state"], registry=self.registry)
         self._unplaced = Gauge("llmgw_unplaced", "Replicas without a place", ["model"], registry=self.registry)
         self._decisions = Counter("llmgw_decisions", "Decisions by kind", ["kind"], registry=self.registry)

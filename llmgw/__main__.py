@@ -1,0 +1,5 @@
+"""``python -m llmgw`` is ``llmgw``."""
+
+from llmgw.cli.main import main
+
+main()

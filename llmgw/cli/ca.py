@@ -1,0 +1,50 @@
+"""``llmgw ca``: the local certificate authority of a cluster."""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+
+import click
+
+from llmgw.link import ca
+
+
+@click.group(name="ca")
+def command() -> None:
+    """Make the cluster's own certificate authority, and certificates for its nodes and control planes."""
+
+
+@command.command()
+@click.option("--dir", "folder", type=click.Path(path_type=Path), default=Path("ca"), show_default=True,
+              help="Folder to make; it must not hold a CA yet.")  # fmt: skip
+@click.option("--trust-domain", default="llmgw.local", show_default=True, help="Name of this cluster in certificates.")
+def init(folder: Path, trust_domain: str) -> None:
+    """Make a root and an issuing CA (P-256). Keys are 0600 in a 0700 folder.
+
+    Keep root.key offline: only the issuing CA is needed to issue certificates.
+    """
+    ca.init(folder, trust_domain, time.time())
+    click.echo(f"made a CA for {trust_domain} in {folder}")
+    click.echo(f"next: llmgw ca issue --dir {folder} --server localhost --out certs/server")
+
+
+@command.command()
+@click.option("--dir", "folder", type=click.Path(path_type=Path), default=Path("ca"), show_default=True,
+              help="The CA's folder.")  # fmt: skip
+@click.option("--node", "node", metavar="ID", help="Issue for the agent of this node.")
+@click.option("--server", "names", metavar="NAME", multiple=True,
+              help="Issue for a control plane reached under this host name or address; may be repeated.")  # fmt: skip
+@click.option(
+    "--out", type=click.Path(path_type=Path), required=True, help="Folder for certificate, key and CA bundle."
+)
+@click.option("--days", type=click.IntRange(1, 3650), default=90, show_default=True, help="Validity.")
+def issue(folder: Path, node: str | None, names: tuple[str, ...], out: Path, days: int) -> None:
+    """Issue a certificate for a node (--node ID) or a control plane (--server NAME)."""
+    if (node is None) == (not names):
+        raise click.UsageError("say either --node ID or --server NAME")
+    if node is not None:
+        made = ca.issue_node(folder, node, out, days, time.time())
+    else:
+        made = ca.issue_server(folder, names, out, days, time.time())
+    click.echo(f"certificate: {made.certificate}\nkey:         {made.key}\nca:          {made.ca}")

@@ -1,0 +1,56 @@
+"""``llmgw config``: check what was written before a daemon has to."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import click
+
+from llmgw.cli.files import read_text
+from llmgw.settings.faults import ConfigError
+from llmgw.settings.load import kind_of, load_agent, load_server, load_settings
+
+
+@click.group(name="config")
+def command() -> None:
+    """Check configuration files."""
+
+
+@command.command()
+@click.argument("file", type=click.Path(path_type=Path))
+@click.option(
+    "--kind", type=click.Choice(["server", "agent", "settings"]), help="What FILE is; told by its keys if left out."
+)
+@click.option("--json", "as_json", is_flag=True, help="Faults as JSON.")
+@click.pass_context
+def check(ctx: click.Context, file: Path, kind: str | None, as_json: bool) -> None:
+    """Check FILE (server.yaml, agent.yaml or a settings document) and show every fault in it at once.
+
+    Exit code 0 when it can be used, 2 when not.
+    """
+    text = read_text(file)
+    try:
+        kind = kind or kind_of(text)
+        folder = str(file.resolve().parent)
+        if kind == "server":
+            load_server(text, str(file), folder)
+        elif kind == "agent":
+            load_agent(text, str(file), folder)
+        else:
+            load_settings(text, str(file))
+    except ConfigError as wrong:
+        if as_json:
+            click.echo(
+                json.dumps({"file": str(file), "ok": False, "faults": [f.as_dict() for f in wrong.faults]}, indent=2)
+            )
+        else:
+            for fault in wrong.faults:
+                click.echo(str(fault), err=True)
+            count = len(wrong.faults)
+            click.echo(f"{file}: {count} fault{'s' if count != 1 else ''}; nothing of it is used", err=True)
+        ctx.exit(2)
+    if as_json:
+        click.echo(json.dumps({"file": str(file), "kind": kind, "ok": True, "faults": []}, indent=2))
+    else:
+        click.echo(f"{file}: correct ({kind})")

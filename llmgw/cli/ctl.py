@@ -1,0 +1,173 @@
+"""``llmgw ctl``: what the control plane knows, as tables or JSON."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import click
+
+from llmgw.cli.admin_client import AdminClient, connect
+from llmgw.cli.terminal import ago, echo_json, table
+
+_as_json = click.option("--json", "as_json", is_flag=True, help="The admin API's answer as it is.")
+
+
+@click.group(name="ctl")
+@click.option("--config", type=click.Path(path_type=Path), envvar="LLMGW_CONFIG",
+              help="server.yaml of the control plane, to find its address and token. "
+                   "[default: ./server.yaml, then /etc/llmgw/server.yaml]")  # fmt: skip
+@click.option("--admin", metavar="URL", envvar="LLMGW_ADMIN", help="Address of the admin listener.")
+@click.option("--token-file", type=click.Path(path_type=Path), envvar="LLMGW_TOKEN_FILE",
+              help="File with the admin token (mode 0600).")  # fmt: skip
+@click.pass_context
+def command(ctx: click.Context, config: Path | None, admin: str | None, token_file: Path | None) -> None:
+    """Ask the control plane what runs where, and why.
+
+    Exit codes: 0 answered, 2 wrong usage or refused, 3 the control plane does not answer.
+    """
+    ctx.obj = (admin, token_file, config)
+
+
+def _client(ctx: click.Context) -> AdminClient:
+    return connect(*ctx.obj)
+
+
+def _devices(node: dict[str, Any]) -> str:
+    classes: dict[str, list[int]] = {}
+    for device in node["devices"]:
+        total_free = classes.setdefault(device["device_class"], [0, 0])
+        total_free[0] += 1
+        total_free[1] += device["shard"] is None and not device["faults"]
+    return ", ".join(f"{total} x {name} ({free} free)" for name, (total, free) in classes.items()) or "none"
+
+
+@command.command()
+@_as_json
+@click.pass_context
+def nodes(ctx: click.Context, as_json: bool) -> None:
+    """Every node: its state, why, since when, and what happens next."""
+    answer = _client(ctx).get("nodes")
+    if as_json:
+        echo_json(answer)
+        return
+    now = time.time()
+    table(
+        ["NODE", "STATE", "SINCE", "DEVICES", "WHY", "NEXT"],
+        [[n["id"], n["state"], ago(n["since"], now), _devices(n), n["reason"], n["next"]] for n in answer["nodes"]],
+        state_column=1,
+    )
+    for node in answer["nodes"]:
+        if simulated := node["inventory"]["simulated"]:
+            click.echo(f"{node['id']} is a simulated machine: {simulated}")
+        for device in node["devices"]:
+            for fault in device["faults"]:
+                click.echo(f"{node['id']} {device['label']}: {fault['reason']}. {fault['remedy']}".rstrip(". ") + ".")
+        for warning in node["inventory"]["warnings"]:
+            click.echo(f"{node['id']}: {warning['reason']}. {warning['remedy']}".rstrip(". ") + ".")
+    if not answer["nodes"]:
+        click.echo("no node has ever registered; start `llmgw agent` on one")
+
+
+def explain_lines(model: dict[str, Any]) -> Iterator[str]:
+    """Why a model has no place: a line for the whole, then one for each candidate and reason."""
+    unplaced = model["unplaced"]
+    if unplaced is None:
+        return
+    yield f"{model['name']}: {unplaced['running']} of {unplaced['wanted']} placed. {unplaced['reason']}"
+    for candidate in unplaced["candidates"]:
+        for refusal in candidate["refusals"]:
+            remedy = f" -> {refusal['remedy']}" if refusal["remedy"] else ""
+            where = f"{candidate['node']}, profile {candidate['profile']}"
+            yield f"  {where}: {refusal['reason']} [{refusal['filter']}]{remedy}"
+
+
+def show_models(models: list[dict[str, Any]]) -> None:
+    """Models as a table, and under it every reason why something has no place."""
+    now = time.time()
+    table(
+        ["MODEL", "STATE", "READY", "SINCE", "WHY", "NEXT"],
+        [
+            [
+                m["name"],
+                m["state"],
+                f"{m['wanted']} endpoints" if m["ready"] is None else f"{m['ready']}/{m['wanted']}",
+                ago(m["since"], now),
+                m["reason"],
+                m["next"],
+            ]
+            for m in models
+        ],
+        state_column=1,
+    )
+    for line in (line for model in models for line in explain_lines(model)):
+        click.echo(line if line.startswith(" ") else f"\n{line}")
+
+
+@command.command()
+@_as_json
+@click.pass_context
+def models(ctx: click.Context, as_json: bool) -> None:
+    """Every model, and for what has no place every candidate with the reason that turned it down."""
+    answer = _client(ctx).get("models")
+    if as_json:
+        echo_json(answer)
+    else:
+        show_models(answer["models"])
+
+
+@command.command()
+@_as_json
+@click.pass_context
+def replicas(ctx: click.Context, as_json: bool) -> None:
+    """Every replica: where it runs, its state, why, since when, and what happens next."""
+    answer = _client(ctx).get("replicas")
+    if as_json:
+        echo_json(answer)
+        return
+    now = time.time()
+    table(
+        ["REPLICA", "STATE", "SINCE", "NODE", "DEVICES", "PID", "WHY", "NEXT"],
+        [
+            [
+                r["id"],
+                r["state"],
+                ago(r["since"], now),
+                ", ".join(r["nodes"]),
+                ", ".join(r["devices"]),
+                str(r["pid"] or ""),
+                r["reason"],
+                r["next"],
+            ]
+            for r in answer["replicas"]
+        ],
+        state_column=1,
+    )
+
+
+@command.command()
+@_as_json
+@click.option("--exit-code", is_flag=True, help="Exit with 1 when the cluster is not healthy.")
+@click.pass_context
+def status(ctx: click.Context, as_json: bool, exit_code: bool) -> None:
+    """The cluster at a glance."""
+    client = _client(ctx)
+    answer = client.get("status")
+    if as_json:
+        echo_json(answer)
+    else:
+        now = answer["now"]
+        role = "control plane" if answer["control_plane"] else "router only"
+        click.echo(f"llmgw {answer['version']}, {role}, cluster {answer['cluster']}, epoch {answer['epoch']}, "
+                   f"up {ago(answer['started'], now)}")  # fmt: skip
+        router = answer["router"]
+        click.echo(f"router {router['listen']}: {router['state']}, {router['streams']} requests in flight"
+                   + (f" ({router['reason']})" if router["reason"] else ""))  # fmt: skip
+        counts = ", ".join(f"{count} {state}" for state, count in answer["nodes"].items() if count)
+        click.echo(f"nodes: {counts or 'none'}\n")
+        show_models(answer["models"])
+        click.echo("\nhealthy" if answer["healthy"] else "\nnot healthy: " + "; ".join(answer["problems"]))
+    if exit_code and not answer["healthy"]:
+        ctx.exit(1)

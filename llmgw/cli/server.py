@@ -1,0 +1,28 @@
+"""``llmgw server``: the router, and the control plane when a model needs one."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import click
+
+from llmgw.cli.files import server_config
+
+
+@click.command(name="server")
+@click.option("--config", "path", type=click.Path(path_type=Path), default=Path("/etc/llmgw/server.yaml"),
+              show_default=True, envvar="LLMGW_CONFIG", help="server.yaml")  # fmt: skip
+def command(path: Path) -> None:
+    """Run the router and the control plane.
+
+    It is only a router as long as the settings list nothing but static endpoints; a model that declares a
+    profile makes it a control plane, and agents can connect.
+
+    \b
+    SIGTERM, SIGINT  stop: streams in flight finish within router.drain_s, then exit 0; engines go on
+    SIGHUP           read the settings file again; one that is wrong is reported and ignored
+    """
+    config = server_config(path)
+    from llmgw.server.main import run
+
+    run(config)

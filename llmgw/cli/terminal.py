@@ -1,0 +1,53 @@
+"""How results look: tables for people, JSON for programs, plain columns when the output is piped."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Sequence
+from typing import Any
+
+import click
+
+_COLOURS = {
+    "ready": "green", "connected": "green", "static": "green", "ok": "green",
+    "failed": "red", "lost": "red", "unplaced": "red",
+}  # fmt: skip
+
+
+def ago(since: float | None, now: float) -> str:
+    """How long a state holds, short: ``12 s``, ``5 min``, ``3 h``, ``4 d``."""
+    if since is None:
+        return ""
+    seconds = max(0, round(now - since))
+    for limit, unit, size in ((120, "s", 1), (7200, "min", 60), (172800, "h", 3600)):
+        if seconds < limit:
+            return f"{seconds // size} {unit}"
+    return f"{seconds // 86400} d"
+
+
+def echo_json(value: Any) -> None:
+    """One JSON document, in the order it was built."""
+    click.echo(json.dumps(value, indent=2))
+
+
+def table(headers: Sequence[str], rows: Sequence[Sequence[str]], *, state_column: int | None = None) -> None:
+    """A table; columns are never cut when the output is piped."""
+    if not sys.stdout.isatty():
+        widths = [max(len(r[i]) for r in (headers, *rows)) for i in range(len(headers))]
+        for row in (headers, *rows):
+            click.echo("  ".join(text.ljust(width) for text, width in zip(row, widths, strict=True)).rstrip())
+        return
+    from rich.console import Console
+    from rich.table import Table
+    from rich.text import Text
+
+    drawn = Table(box=None, pad_edge=False, header_style="bold")
+    for header in headers:
+        drawn.add_column(header, overflow="fold")
+    for row in rows:
+        cells = [Text(text) for text in row]
+        if state_column is not None:
+            cells[state_column].stylize(_COLOURS.get(row[state_column].split(" ")[0], "yellow"))
+        drawn.add_row(*cells)
+    Console().print(drawn)

@@ -1,0 +1,62 @@
+"""What the admin side shows, and where it gets it: the daemon implements this, the web floor only reads it."""
+
+from __future__ import annotations
+
+from typing import Protocol
+
+from attrs import frozen
+
+from llmgw.scheduler.explain import Unplaced
+from llmgw.scheduler.state import ClusterState
+from llmgw.settings.document import Settings
+from llmgw.store.api import StoredDecision
+
+
+@frozen
+class RouterStatus:
+    """The router's worker process: where it listens, and whether it is there. ``since`` in epoch seconds."""
+
+    listen: str
+    state: str
+    reason: str
+    since: float
+    pid: int | None
+    streams: int
+
+
+@frozen
+class Identity:
+    """Which control plane answers."""
+
+    version: str
+    cluster: str
+    epoch: int
+    started: float
+    control_plane: bool
+    settings_revision: int
+
+
+class Source(Protocol):
+    """A consistent reading of the daemon's memory. Nothing here waits for a node."""
+
+    def now(self) -> float:
+        """Epoch seconds."""
+        ...
+
+    def identity(self) -> Identity: ...
+
+    def settings(self) -> Settings: ...
+
+    def state(self) -> ClusterState: ...
+
+    def unplaced(self) -> tuple[Unplaced, ...]: ...
+
+    def router(self) -> RouterStatus: ...
+
+    async def decisions(self, limit: int) -> tuple[StoredDecision, ...]: ...
+
+    def metrics(self) -> bytes: ...
+
+    def ready(self) -> str:
+        """Empty when this daemon does its work, else the reason why not."""
+        ...

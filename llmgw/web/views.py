@@ -1,0 +1,209 @@
+"""The JSON that the admin API answers with, from the cluster's state. Pure, and never a secret in it."""
+
+from __future__ import annotations
+
+from collections import Counter
+from typing import Any
+
+from llmgw.hardware.inventory import Device, Fault, Inventory
+from llmgw.scheduler.explain import Unplaced
+from llmgw.scheduler.state import ClusterState, Node, NodeState
+from llmgw.scheduler.summary import model_views, replica_views
+from llmgw.settings.document import Settings
+from llmgw.store.api import StoredDecision
+from llmgw.web.source import Identity, RouterStatus
+
+Json = dict[str, Any]
+
+
+def _fault(fault: Fault) -> Json:
+    return {"code": fault.code, "reason": fault.reason, "remedy": fault.remedy}
+
+
+def _device(device: Device, holder: str | None) -> Json:
+    return {
+        "number": device.number,
+        "label": device.label,
+        "uuid": device.uuid,
+        "name": device.name,
+        "device_class": device.device_class,
+        "total_mib": device.total_mib,
+        "used_mib": device.used_mib,
+        "faults": [_fault(f) for f in device.faults],
+        "shard": holder,
+    }
+
+
+def inventory_view(inventory: Inventory) -> Json:
+    """A node's hardware without what only the machine's owner should see (serials are not read at all)."""
+    return {
+        "source": inventory.source,
+        "simulated": inventory.simulated,
+        "hostname": inventory.host.hostname,
+        "system": inventory.host.system,
+        "kernel": inventory.host.kernel,
+        "cpus": inventory.host.cpus,
+        "memory_mib": inventory.host.memory_mib,
+        "driver": inventory.driver.version if inventory.driver else None,
+        "adapters": [
+            {"name": a.name, "kind": a.kind.value, "ports": [{"number": p.number, "state": p.state} for p in a.ports]}
+            for a in inventory.adapters
+        ],
+        "fabrics": [f.label for f in inventory.fabrics],
+        "warnings": [_fault(f) for f in inventory.warnings],
+    }
+
+
+def _holders(state: ClusterState, node: str) -> dict[int, str]:
+    return {d: s.shard for r in state.replicas for s in r.shards if s.node == node for d in s.devices}
+
+
+def node_view(node: Node, state: ClusterState) -> Json:
+    """One node: its state and why, what it has, and which shard holds which device."""
+    holders = _holders(state, node.id)
+    return {
+        "id": node.id,
+        "state": node.state.value,
+        "since": node.since,
+        "reason": node.reason,
+        "next": node.next,
+        "address": node.address,
+        "version": node.version,
+        "engines": [e.value for e in node.engines],
+        "devices": [_device(d, holders.get(d.number)) for d in node.inventory.devices],
+        "inventory": inventory_view(node.inventory),
+    }
+
+
+def nodes_view(state: ClusterState) -> list[Json]:
+    """Every node, by id."""
+    return [node_view(node, state) for node in state.nodes]
+
+
+def _unplaced(item: Unplaced) -> Json:
+    return {
+        "wanted": item.wanted,
+        "running": item.running,
+        "reason": item.reason,
+        "candidates": [
+            {
+                "node": c.node,
+                "profile": c.profile,
+                "refusals": [{"filter": r.filter, "reason": r.reason, "remedy": r.remedy} for r in c.refusals],
+            }
+            for c in item.candidates
+        ],
+    }
+
+
+def models_view(settings: Settings, state: ClusterState, unplaced: tuple[Unplaced, ...], now: float) -> list[Json]:
+    """Every model of the catalog, in its order; ``unplaced`` explains what has no place."""
+    placed = {view.name: view for view in model_views(state, unplaced, now)}
+    missing = {item.model: item for item in unplaced}
+    made: list[Json] = []
+    for model in settings.models:
+        view = placed.get(model.name)
+        if view is None:
+            made.append(
+                {
+                    "name": model.name,
+                    "state": "static",
+                    "wanted": len(model.endpoints),
+                    "ready": None,
+                    "reason": "served by engines that llmgw does not run",
+                    "since": None,
+                    "next": "",
+                    "endpoints": list(model.endpoints),
+                    "unplaced": None,
+                }
+            )
+            continue
+        item = missing.get(model.name)
+        made.append(
+            {
+                "name": view.name,
+                "state": view.state,
+                "wanted": view.wanted,
+                "ready": view.ready,
+                "reason": view.reason,
+                "since": view.since,
+                "next": view.next,
+                "endpoints": [],
+                "unplaced": None if item is None else _unplaced(item),
+            }
+        )
+    return made
+
+
+def replicas_view(state: ClusterState, now: float) -> list[Json]:
+    """Every replica, by id."""
+    return [
+        {
+            "id": view.id,
+            "model": view.model,
+            "profile": view.profile,
+            "nodes": list(view.nodes),
+            "devices": list(view.devices),
+            "state": view.state,
+            "reason": view.reason,
+            "since": view.since,
+            "next": view.next,
+            "endpoint": view.endpoint,
+            "pid": view.pid,
+            "generation": view.generation,
+            "progress": view.progress,
+        }
+        for view in replica_views(state, now)
+    ]
+
+
+def decisions_view(decisions: tuple[StoredDecision, ...]) -> list[Json]:
+    """Decisions, newest first."""
+    return [
+        {
+            "pass": d.pass_id,
+            "at": d.at,
+            "kind": d.decision.kind.value,
+            "model": d.decision.model,
+            "replica": d.decision.replica,
+            "node": d.decision.node,
+            "reason": d.decision.reason,
+        }
+        for d in decisions
+    ]
+
+
+def status_view(
+    identity: Identity, router: RouterStatus, settings: Settings, state: ClusterState,
+    unplaced: tuple[Unplaced, ...], now: float, ready: str,
+) -> Json:  # fmt: skip
+    """The cluster at a glance. ``healthy`` is false when a model lacks a replica or a node is not connected."""
+    nodes = Counter(n.state for n in state.nodes)
+    models = models_view(settings, state, unplaced, now)
+    short = [m["name"] for m in models if m["ready"] is not None and m["ready"] < m["wanted"]]
+    away = [n.id for n in state.nodes if n.state is not NodeState.CONNECTED]
+    return {
+        "version": identity.version,
+        "cluster": identity.cluster,
+        "epoch": identity.epoch,
+        "control_plane": identity.control_plane,
+        "settings_revision": identity.settings_revision,
+        "started": identity.started,
+        "now": now,
+        "healthy": not short and not away and not ready,
+        "problems": [
+            *([ready] if ready else []),
+            *(f"model {name} lacks replicas" for name in short),
+            *(f"node {name} is not connected" for name in away),
+        ],
+        "router": {
+            "listen": router.listen,
+            "state": router.state,
+            "reason": router.reason,
+            "since": router.since,
+            "pid": router.pid,
+            "streams": router.streams,
+        },
+        "nodes": {s.value: nodes[s] for s in NodeState},
+        "models": models,
+    }
