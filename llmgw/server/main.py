@@ -1,0 +1,190 @@
+"""The control plane's daemon: what runs in it, in which order it starts, and in which it stops.
+
+Order of start: state folder and store, router, admin listener, then the link and the reconcile loop. Order of
+stop: the reverse, each step bounded and named, so that the log says which one was slow.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from functools import partial
+from pathlib import Path
+
+import trio
+
+from llmgw import __version__
+from llmgw.errors import LlmgwError, OperatorError
+from llmgw.link.server import serve as serve_link
+from llmgw.router.table import Table
+from llmgw.router.worker import RouterWorker
+from llmgw.server.agents import Agents
+from llmgw.server.cluster import Cluster
+from llmgw.server.reconcile import Reconciler
+from llmgw.server.registry import table
+from llmgw.server.settings_file import SettingsFile
+from llmgw.server.status import Status
+from llmgw.settings.daemon import ServerConfig
+from llmgw.store.api import Store
+from llmgw.store.folder import StateFolder
+from llmgw.store.sqlite import SqliteStore
+from llmgw.telemetry.logging import configure, logger
+from llmgw.telemetry.metrics import ControlPlaneMetrics
+from llmgw.web.api import app
+from llmgw.web.auth import token_of
+from llmgw.web.serve import listen as listen_admin
+from llmgw.web.serve import serve as serve_admin
+
+_KILL_MARGIN_S = 2.0
+
+
+def run(config: ServerConfig) -> None:
+    """Run until a signal ends it. Raises :class:`OperatorError` when it cannot start."""
+    configure(config.log, "server")
+    trio.run(partial(_main, config), strict_exception_groups=True)
+
+
+async def _main(config: ServerConfig) -> None:
+    with StateFolder(Path(config.state_dir)).held(), _first_error():
+        async with SqliteStore(Path(config.state_dir) / "llmgw.db") as store:
+            await Server(config, store).run()
+
+
+@contextmanager
+def _first_error() -> Iterator[None]:
+    """One error of ours out of a group that holds nothing else, so that the command line can print it."""
+    try:
+        yield
+    except BaseExceptionGroup as group:
+        ours, others = group.split(LlmgwError)
+        if ours is None or others is not None:
+            raise
+        leaf: BaseException = ours
+        while isinstance(leaf, BaseExceptionGroup):
+            leaf = leaf.exceptions[0]
+        raise leaf from group
+
+
+class Server:
+    """One run of the daemon over an open store."""
+
+    def __init__(self, config: ServerConfig, store: Store) -> None:
+        self._config = config
+        self._store = store
+        self._log = logger("server")
+        self._stopping = trio.Event()
+        self._reload = trio.Event()
+        self._signal = ""
+
+    async def run(self) -> None:
+        """Start everything, serve until SIGTERM or SIGINT, then stop everything."""
+        settings_file = SettingsFile(Path(self._config.settings), self._store)
+        settings, revision = await settings_file.load(time.time(), "read at the start")
+        control_plane = settings.needs_control_plane
+        if control_plane and self._config.link is None:
+            raise OperatorError(
+                "server.yaml: link",
+                f"is missing, but model {next(m.name for m in settings.models if m.profiles)} has profiles to place",
+                "add a link section with listen and tls, so that agents can connect",
+            )
+        replicas, next_serial = await self._store.replicas()
+        started = time.time()
+        metrics = ControlPlaneMetrics()
+        cluster = Cluster(
+            cluster=await self._store.cluster(),
+            epoch=await self._store.new_epoch(),
+            settings=settings,
+            nodes=await self._store.nodes(),
+            replicas=replicas,
+            next_serial=next_serial,
+            unplaced=await self._store.unplaced(),
+            started=started,
+            woken=lambda: reconciler.wake(),
+        )
+        router = RouterWorker(Path(self._config.state_dir), self._config.router, self._config.log)
+        agents = Agents(cluster, self._store, time.time)
+        reconciler = Reconciler(cluster, self._store, agents, router.push, time.time, metrics, int(started))
+        status = Status(cluster, self._store, router, metrics, revision, __version__, time.time)
+        listener = listen_admin(self._config.admin.listen)
+        token = token_of(Path(self._config.state_dir))
+
+        async with trio.open_nursery() as root:
+            await root.start(self._signals)
+            if not control_plane:
+                router.push(table(settings, cluster.state(started), {}, int(started), Table()))
+            async with trio.open_nursery() as services:
+                # The router starts before the link: an adopted one gets its table from what the store remembers.
+                router.on_load(lambda load: self._loaded(cluster, reconciler, load))
+                await services.start(router.run)
+                await services.start(serve_admin, app(status, token), listener)
+                async with trio.open_nursery() as control:
+                    if control_plane:
+                        control.start_soon(reconciler.run)
+                        assert self._config.link is not None
+                        await control.start(partial(serve_link, self._config.link, agents.serve))
+                    control.start_soon(self._reloads, settings_file, cluster, status, reconciler)
+                    self._log.info(
+                        "ready",
+                        version=__version__,
+                        cluster=cluster.id,
+                        epoch=cluster.epoch,
+                        role="control plane" if control_plane else "router only",
+                        router=str(self._config.router.listen),
+                        admin=str(self._config.admin.listen),
+                        link=str(self._config.link.listen) if control_plane and self._config.link else None,
+                    )
+                    await self._stopping.wait()
+                    control.cancel_scope.cancel(reason=self._signal)
+                with self._step("router drained"):
+                    with trio.move_on_after(self._config.router.drain_s + _KILL_MARGIN_S):
+                        await router.drain(self._config.router.drain_s)
+                services.cancel_scope.cancel(reason=self._signal)
+            root.cancel_scope.cancel(reason=self._signal)
+        self._log.info("stopped", signal=self._signal)
+
+    def _loaded(self, cluster: Cluster, reconciler: Reconciler, load: dict[str, int]) -> None:
+        cluster.in_flight = load
+        if any(r.goal.value == "drain" for r in cluster.replicas):
+            reconciler.wake()
+
+    @contextmanager
+    def _step(self, name: str) -> Iterator[None]:
+        began = trio.current_time()
+        yield
+        self._log.info(name, seconds=round(trio.current_time() - began, 3))
+
+    async def _signals(self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
+        with trio.open_signal_receiver(signal.SIGTERM, signal.SIGINT, signal.SIGHUP) as received:
+            task_status.started()
+            async for number in received:
+                if number == signal.SIGHUP:
+                    self._reload.set()
+                elif self._stopping.is_set():
+                    self._log.warning("second signal: ending at once")
+                    os._exit(1)
+                else:
+                    self._signal = signal.Signals(number).name
+                    self._log.info("stopping", signal=self._signal)
+                    self._stopping.set()
+
+    async def _reloads(self, file: SettingsFile, cluster: Cluster, status: Status, reconciler: Reconciler) -> None:
+        while True:
+            await self._reload.wait()
+            self._reload = trio.Event()
+            try:
+                settings, revision = await file.load(time.time(), "SIGHUP")
+            except OperatorError as wrong:
+                self._log.error("settings refused; the old ones stay", error=str(wrong))
+                continue
+            if settings.needs_control_plane != cluster.settings.needs_control_plane:
+                self._log.error(
+                    "settings refused; the old ones stay",
+                    error="they turn a router into a control plane or back; restart llmgw server for that",
+                )
+                continue
+            cluster.use_settings(settings)
+            status.revision = revision
+            self._log.info("settings in use", revision=revision)

@@ -1,0 +1,80 @@
+"""What the admin side reads: the daemon's memory, as :class:`llmgw.web.source.Source`."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from llmgw.router.worker import RouterWorker
+from llmgw.scheduler.explain import Unplaced
+from llmgw.scheduler.state import ClusterState
+from llmgw.server.cluster import Cluster
+from llmgw.settings.document import Settings
+from llmgw.store.api import Store, StoredDecision
+from llmgw.telemetry.metrics import ControlPlaneMetrics
+from llmgw.web.source import Identity, RouterStatus
+
+
+class Status:
+    """A reading of the daemon; ``revision`` is the settings revision in use."""
+
+    def __init__(
+        self,
+        cluster: Cluster,
+        store: Store,
+        router: RouterWorker,
+        metrics: ControlPlaneMetrics,
+        revision: int,
+        version: str,
+        clock: Callable[[], float],
+    ) -> None:
+        self._cluster = cluster
+        self._store = store
+        self._router = router
+        self._metrics = metrics
+        self.revision = revision
+        self._version = version
+        self._clock = clock
+
+    def now(self) -> float:
+        """Epoch seconds."""
+        return self._clock()
+
+    def identity(self) -> Identity:
+        """Which control plane this is."""
+        return Identity(
+            version=self._version,
+            cluster=self._cluster.id,
+            epoch=self._cluster.epoch,
+            started=self._cluster.started,
+            control_plane=self._cluster.settings.needs_control_plane,
+            settings_revision=self.revision,
+        )
+
+    def settings(self) -> Settings:
+        """The settings in use."""
+        return self._cluster.settings
+
+    def state(self) -> ClusterState:
+        """The cluster now."""
+        return self._cluster.state(self._clock())
+
+    def unplaced(self) -> tuple[Unplaced, ...]:
+        """What had no place in the last pass."""
+        return self._cluster.unplaced
+
+    def router(self) -> RouterStatus:
+        """The router's process."""
+        return self._router.status()
+
+    async def decisions(self, limit: int) -> tuple[StoredDecision, ...]:
+        """The newest decisions."""
+        return await self._store.decisions(limit)
+
+    def metrics(self) -> bytes:
+        """Prometheus text."""
+        return self._metrics.render()
+
+    def ready(self) -> str:
+        """Why this daemon does not do its work; empty when it does."""
+        router = self._router.status()
+        return "" if router.state == "serving" else f"the router is {router.state}: {router.reason}"

@@ -1,0 +1,103 @@
+"""Daemons die and stop in the middle of streams; no stream notices, and no engine is restarted."""
+
+from __future__ import annotations
+
+import signal
+import time
+
+import openai
+import pytest
+
+from tests.e2e.conftest import System
+
+pytestmark = pytest.mark.e2e
+
+
+def router_pid(system: System) -> int:
+    pid: int = system.run.api("status")["router"]["pid"]
+    return pid
+
+
+def test_agent_killed_mid_stream(system: System) -> None:
+    expected = system.whole(120)
+    before = system.pids()
+    stream = system.stream(120)
+    system.run.kill_agent()
+    assert stream.result() == expected
+    system.until("the node to be lost", lambda: system.run.node_state() == "lost")
+    assert any(m["unplaced"] for m in system.run.api("models")["models"])
+    assert system.whole(5), "without an agent the engine still serves"
+    system.run.start_agent()
+    system.until("the replicas to be back", system.run.all_ready)
+    assert system.pids() == before
+    assert all(r["generation"] == 1 for r in system.run.replicas())
+
+
+def test_agent_stops_within_a_second_and_leaves_its_engines(system: System) -> None:
+    before = system.pids()
+    stream = system.stream(80)
+    assert system.run.agent is not None
+    began = time.monotonic()
+    system.run.agent.send_signal(signal.SIGTERM)
+    assert system.run.agent.wait(3) == 0
+    assert time.monotonic() - began < 1.0
+    assert stream.result()
+    system.run.start_agent()
+    system.until("the node to be back", lambda: system.run.node_state() == "connected" and system.run.all_ready())
+    assert system.pids() == before
+
+
+def test_control_plane_killed_mid_stream_and_restarted(system: System) -> None:
+    expected = system.whole(200)
+    engines, router = system.pids(), router_pid(system)
+    epoch = system.run.api("status")["epoch"]
+    stream = system.stream(200)
+    assert system.run.server is not None
+    system.run.server.kill()
+    system.run.server.wait()
+    assert system.whole(5), "without a control plane the router still serves"
+    system.run.start_server()
+    assert stream.result() == expected
+    system.until("the router to be adopted", lambda: router_pid(system) == router)
+    system.until("the agent to be back", lambda: system.run.node_state() == "connected" and system.run.all_ready())
+    assert system.pids() == engines
+    assert system.run.api("status")["epoch"] > epoch
+
+
+def test_server_drains_on_sigterm(system: System) -> None:
+    expected = system.whole(30)
+    stream = system.stream(30)
+    assert system.run.server is not None
+    system.run.server.send_signal(signal.SIGTERM)
+    assert stream.result() == expected
+    assert system.run.server.wait(5) == 0
+    with pytest.raises(openai.APIConnectionError):
+        system.whole(1)
+
+
+def test_drain_is_bounded(system: System) -> None:
+    stream = system.stream(100_000)
+    assert system.run.server is not None
+    began = time.monotonic()
+    system.run.server.send_signal(signal.SIGTERM)
+    assert system.run.server.wait(8) == 0
+    assert time.monotonic() - began < 1.0 + 3.0, "drain_s is 1 in the demo"
+    with pytest.raises(AssertionError, match="cut|Error"):
+        stream.result()
+
+
+def test_engine_crash_is_restarted_with_its_reason(system: System) -> None:
+    victim = system.run.replicas()[0]
+    import os
+
+    os.kill(victim["pid"], signal.SIGKILL)
+    system.until(
+        "the replica to be restarted",
+        lambda: any(r["id"] == victim["id"] and r["generation"] == 2 for r in system.run.replicas()),
+    )
+    decisions = system.run.api("decisions")["decisions"]
+    restart = next(d for d in decisions if d["kind"] == "restart")
+    assert restart["replica"] == victim["id"]
+    assert "signal 9" in restart["reason"]
+    system.until("it to be ready again", system.run.all_ready, 30)
+    assert system.pids()[victim["id"]] != victim["pid"]
