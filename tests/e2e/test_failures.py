@@ -82,7 +82,7 @@ def test_drain_is_bounded(system: System) -> None:
     system.run.server.send_signal(signal.SIGTERM)
     assert system.run.server.wait(8) == 0
     assert time.monotonic() - began < 1.0 + 3.0, "drain_s is 1 in the demo"
-    with pytest.raises(AssertionError, match="cut|Error"):
+    with pytest.raises(AssertionError, match=r"cut|Error"):
         stream.result()
 
 
