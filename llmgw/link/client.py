@@ -1,0 +1,122 @@
+"""The agent's end: dial, shake hands, open the link; and how long to wait before the next try."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+import trio
+from cryptography import x509
+
+from llmgw.link import identity
+from llmgw.link.messages import Refused
+from llmgw.link.protocol import DEFAULT_LIMITS, LinkLimits, Role
+from llmgw.link.session import LinkRefused, PeerGone, Session, open_session
+from llmgw.link.tcp import bound_unacknowledged
+from llmgw.link.tls import TlsError, TlsStream, client_context, handshake, verified_chain
+from llmgw.settings.daemon import Address, TlsFiles
+
+
+@asynccontextmanager
+async def connect(
+    address: Address,
+    tls: TlsFiles,
+    trust_domain: str,
+    *,
+    limits: LinkLimits = DEFAULT_LIMITS,
+    connect_s: float = 5.0,
+    handshake_s: float = 5.0,
+) -> AsyncIterator[Session]:
+    """Open the link to the control plane at ``address`` for the length of the scope.
+
+    Yields once the control plane has accepted our certificate's chain and opened HTTP/2; send ``Register`` first.
+    Whether it has us at all is in its answer: :meth:`Session.receive` gives ``Welcome`` or raises
+    :class:`LinkRefused`. The certificate files are read anew at each call, so that a renewed one is used.
+
+    Raises :class:`PeerGone` when there is no control plane that we accept at this address, :class:`LinkRefused`
+    when it does not accept our certificate, :class:`~llmgw.errors.OperatorError` for unusable files.
+    """
+    context = client_context(tls)
+    thing = f"control plane at {address}"
+    transport = await _dial(address, thing, connect_s)
+    async with transport:
+        bound_unacknowledged(transport, limits.silence_s)
+        stream: TlsStream = trio.SSLStream(transport, context, server_hostname=address.host)
+        try:
+            await handshake(stream, thing, handshake_s)
+            server = _identify(stream, trust_domain, thing)
+            async with open_session(stream, Role.AGENT, peer=server, remote=str(address), limits=limits) as session:
+                yield session
+        except TlsError as failed:
+            if failed.alert is not None:
+                raise LinkRefused(thing, _rejected(tls, failed.alert)) from failed
+            raise PeerGone(thing, failed.reason, failed.remedy or _remedy(tls, address)) from failed
+        except PeerGone as gone:
+            if gone.alert is not None:
+                raise LinkRefused(thing, _rejected(tls, gone.alert)) from gone
+            raise
+
+
+async def _dial(address: Address, thing: str, within_s: float) -> trio.SocketStream:
+    try:
+        with trio.fail_after(within_s):
+            return await trio.open_tcp_stream(address.host, address.port)
+    except trio.TooSlowError as cause:
+        raise PeerGone(thing, f"no connection within {within_s:g} s", "check the address and the firewall") from cause
+    except OSError as cause:
+        reason = (cause.strerror or str(cause)).lower()
+        raise PeerGone(
+            thing, f"cannot be reached: {reason}", "check the address, and that llmgw server runs"
+        ) from cause
+
+
+def _identify(stream: TlsStream, trust_domain: str, thing: str) -> str:
+    """The id of the control plane: host name, chain, usage and dates are checked by the handshake already."""
+    (certificate, *_) = identity.read_chain(verified_chain(stream))
+    prefix = identity.server_uri(trust_domain, "")
+    if (server := identity.identity(certificate, prefix)) is None:
+        reason = f"shows a certificate without a name of the form {prefix}ID ({certificate})"
+        raise PeerGone(thing, reason, "compare trust_domain in agent.yaml with the CA's, and the address")
+    return server
+
+
+def _rejected(tls: TlsFiles, alert: str) -> Refused:
+    """A TLS alert says little: what it was about is in our own certificate."""
+    own = identity.read(x509.load_pem_x509_certificate(Path(tls.certificate).read_bytes()))
+    return Refused(
+        claim="certificate",
+        wanted="one for client use, from a CA in the control plane's bundle",
+        found=f"issuer {own.issuer}, for {', '.join(own.usages) or 'no use'}; TLS alert '{alert}'",
+        certificate=str(own),
+        remedy="issue this node's certificate with the cluster's own CA: llmgw ca issue --node ID --out DIR",
+    )
+
+
+def _remedy(tls: TlsFiles, address: Address) -> str:
+    return f"check that {address} is the control plane's link listener and that {tls.ca} is its CA"
+
+
+class Backoff:
+    """How long to wait before the next try: full jitter under a ceiling that doubles.
+
+    Each delay is uniform between 0 and the ceiling (Brooker, "Exponential Backoff and Jitter", AWS Architecture
+    Blog, 2015), so that agents that lost one control plane together do not come back together.
+    """
+
+    def __init__(self, source: random.Random, first_s: float = 0.5, most_s: float = 60.0) -> None:
+        self._source = source
+        self._first_s = first_s
+        self._most_s = most_s
+        self._ceiling_s = first_s
+
+    def next_s(self) -> float:
+        """The next delay in seconds; the one after it may be twice as long."""
+        delay = self._source.uniform(0, self._ceiling_s)
+        self._ceiling_s = min(self._most_s, 2 * self._ceiling_s)
+        return delay
+
+    def reset(self) -> None:
+        """Start again from the shortest delays: call it when a session was welcomed, not when it connected."""
+        self._ceiling_s = self._first_s

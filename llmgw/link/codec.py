@@ -1,0 +1,178 @@
+"""Messages as bytes: a length of four bytes, big endian, then one JSON object whose ``type`` is the tag.
+
+Fields that this version does not know are ignored and a tag that it does not know becomes :class:`Unknown`, so
+that the two ends may differ by one version. Everything else that does not fit is refused with the path of the
+value at fault.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Mapping
+from functools import cache
+from types import MappingProxyType
+
+import cattrs
+import orjson
+from attrs import frozen
+
+from llmgw.errors import LlmgwError, PeerError
+from llmgw.link.messages import (
+    AgentMessage,
+    CommandResult,
+    DrainShard,
+    ForgetShard,
+    Heartbeat,
+    Message,
+    NotUnderstood,
+    Refused,
+    Register,
+    ServerMessage,
+    ShardStatus,
+    StartShard,
+    StopShard,
+    Welcome,
+)
+from llmgw.settings.convert import strict_converter
+
+MESSAGE_BYTES = 4 * 1024 * 1024
+"""The largest message, without its length."""
+
+# Written by hand: renaming a class must not change the wire.
+UP: Mapping[str, type[AgentMessage]] = MappingProxyType(
+    {
+        "register": Register,
+        "heartbeat": Heartbeat,
+        "shard-status": ShardStatus,
+        "command-result": CommandResult,
+        "not-understood": NotUnderstood,
+    }
+)
+"""What an agent may say."""
+
+DOWN: Mapping[str, type[ServerMessage]] = MappingProxyType(
+    {
+        "welcome": Welcome,
+        "refused": Refused,
+        "start-shard": StartShard,
+        "drain-shard": DrainShard,
+        "stop-shard": StopShard,
+        "forget-shard": ForgetShard,
+        "not-understood": NotUnderstood,
+    }
+)
+"""What a control plane may say."""
+
+_TAGS: Mapping[type, str] = {kind: tag for table in (UP, DOWN) for tag, kind in table.items()}
+_LENGTH = struct.Struct(">I")
+_SHORTEST = len(b"{}")
+_FAULTS_NAMED = 3
+
+
+@frozen
+class Unknown:
+    """A message of a tag that this end does not know: answer it with ``NotUnderstood``, and carry on."""
+
+    tag: str
+
+
+class MalformedError(PeerError):
+    """The other end sent bytes that are no message; the link cannot go on after it."""
+
+
+class UnsendableError(LlmgwError):
+    """A message of ours that is too large, or holds text that JSON cannot carry."""
+
+
+@cache
+def converter() -> cattrs.Converter:
+    """The conversion of values to JSON and back: strict about types, lenient about fields not known here."""
+    return strict_converter(forbid_unknown=False)
+
+
+def encode(message: Message, most_bytes: int = MESSAGE_BYTES) -> bytes:
+    """The bytes of one message, its length included.
+
+    Raises :class:`UnsendableError`.
+    """
+    tag = _TAGS[type(message)]
+    try:
+        payload = orjson.dumps({"type": tag, **converter().unstructure(message)})
+    except orjson.JSONEncodeError as cause:
+        raise UnsendableError(f"message {tag!r}", f"cannot be written as JSON: {cause}") from cause
+    if len(payload) > most_bytes:
+        raise UnsendableError(f"message {tag!r}", f"has {len(payload)} bytes, the link carries at most {most_bytes}")
+    return _LENGTH.pack(len(payload)) + payload
+
+
+def decode(payload: bytes, known: Mapping[str, type[Message]]) -> Message | Unknown:
+    """One message from its JSON; ``known`` is :data:`UP` or :data:`DOWN`.
+
+    Raises :class:`MalformedError`.
+    """
+    try:
+        fields = orjson.loads(payload)
+    except orjson.JSONDecodeError as cause:
+        raise MalformedError("message", f"is no JSON: {cause}") from cause
+    if not isinstance(fields, dict):
+        raise MalformedError("message", "is no JSON object")
+    tag = fields.pop("type", None)
+    if not isinstance(tag, str):
+        raise MalformedError("message", "has no text under 'type'")
+    if (kind := known.get(tag)) is None:
+        return Unknown(tag)
+    try:
+        message: Message = converter().structure(fields, kind)
+    except (cattrs.BaseValidationError, ValueError, TypeError, KeyError) as cause:
+        raise MalformedError(f"message {tag!r}", _faults(cause)) from cause
+    return message
+
+
+def _faults(cause: Exception) -> str:
+    faults = cattrs.transform_error(cause)
+    more = f" and {len(faults) - _FAULTS_NAMED} more" if len(faults) > _FAULTS_NAMED else ""
+    return "; ".join(faults[:_FAULTS_NAMED]) + more
+
+
+class MessageBuffer:
+    """Received bytes, cut into messages. A length beyond the limit is refused before its message is stored."""
+
+    def __init__(self, most_bytes: int = MESSAGE_BYTES) -> None:
+        self._most_bytes = most_bytes
+        self._bytes = bytearray()
+
+    def __len__(self) -> int:
+        return len(self._bytes)
+
+    def feed(self, data: bytes) -> None:
+        """Add bytes. Raises :class:`MalformedError` when the first message has no acceptable length."""
+        self._bytes += data
+        self._check()
+
+    @property
+    def complete(self) -> bool:
+        """Whether the first message is there to its end."""
+        length = self._length()
+        return length is not None and len(self._bytes) >= _LENGTH.size + length
+
+    def take(self) -> bytes | None:
+        """The JSON of the first message, or nothing while it is not complete."""
+        if not self.complete:
+            return None
+        end = _LENGTH.size + (self._length() or 0)
+        payload = bytes(self._bytes[_LENGTH.size : end])
+        del self._bytes[:end]
+        self._check()
+        return payload
+
+    def _length(self) -> int | None:
+        if len(self._bytes) < _LENGTH.size:
+            return None
+        (length,) = _LENGTH.unpack_from(self._bytes)
+        return int(length)
+
+    def _check(self) -> None:
+        length = self._length()
+        if length is not None and not _SHORTEST <= length <= self._most_bytes:
+            reason = f"has a length of {length} bytes, the link carries up to {self._most_bytes}"
+            raise MalformedError("message", reason)

@@ -1,0 +1,72 @@
+"""Private keys and certificates as files: written once and whole, read only when nobody else can."""
+
+from __future__ import annotations
+
+import os
+import stat
+import tempfile
+from pathlib import Path
+
+from llmgw.errors import OperatorError
+
+
+def check_private(path: Path) -> None:
+    """Raise :class:`OperatorError` if others than the owner can reach this file or folder."""
+    try:
+        mode = stat.S_IMODE(path.stat().st_mode)
+    except OSError as cause:
+        raise OperatorError(str(path), f"cannot be read: {cause.strerror}") from cause
+    allowed = 0o700 if path.is_dir() else 0o600
+    if mode & ~allowed:
+        remedy = f"run: chmod {allowed:o} {path}"
+        raise OperatorError(str(path), f"has mode {mode:04o}, and {allowed:04o} is the widest that is safe", remedy)
+
+
+def read_private(path: Path) -> bytes:
+    """The content of a key file. Raises :class:`OperatorError` if others can read it too."""
+    check_private(path)
+    return read(path)
+
+
+def read(path: Path) -> bytes:
+    """The content of a file. Raises :class:`OperatorError` naming it."""
+    try:
+        return path.read_bytes()
+    except OSError as cause:
+        raise OperatorError(str(path), f"cannot be read: {cause.strerror}") from cause
+
+
+def write_new(path: Path, data: bytes, mode: int) -> None:
+    """Write a file that must not exist yet: it appears whole, on disk, or not at all.
+
+    Raises :class:`OperatorError`.
+    """
+    staged = None
+    try:
+        fd, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
+        staged = Path(name)
+        with os.fdopen(fd, "wb") as file:
+            os.fchmod(fd, mode)
+            file.write(data)
+            file.flush()
+            os.fsync(fd)
+        os.link(staged, path)  # unlike a rename, never replaces
+        sync_folder(path.parent)
+    except FileExistsError as cause:
+        raise OperatorError(
+            str(path), "exists already, and keys are never overwritten", "name another folder"
+        ) from cause
+    except OSError as cause:
+        raise OperatorError(str(path), f"cannot be written: {cause.strerror}") from cause
+    finally:
+        if staged is not None:
+            staged.unlink(missing_ok=True)
+
+
+def sync_folder(folder: Path) -> None:
+    """Make new names in ``folder`` survive a power cut."""
+    fd = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        os.fsync(fd)
+    finally:
+        os.close(fd)

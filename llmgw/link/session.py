@@ -1,0 +1,219 @@
+"""One end of an open link: a :class:`~llmgw.link.protocol.LinkProtocol`, a stream, and the tasks between them."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+
+import trio
+
+from llmgw.errors import PeerError
+from llmgw.link.codec import Unknown
+from llmgw.link.messages import Message, Refused
+from llmgw.link.protocol import DEFAULT_LIMITS, LinkLimits, LinkProtocol, Role
+from llmgw.link.tls import alert, explain
+
+_READ_BYTES = 65536
+# Ending a session takes the sum of these at most.
+_GOODBYE_S = 0.3
+_CLOSE_S = 0.2
+_REFUSAL_S = 1.0
+_READER_FIRST_S = 0.5
+_NAMES = {Role.AGENT: "agent", Role.SERVER: "control plane"}
+
+
+class PeerGone(PeerError):
+    """The link has ended; ``reason`` says how. ``alert`` is set when the other end rejected our certificate."""
+
+    def __init__(self, thing: str, reason: str, remedy: str = "", *, alert: str | None = None) -> None:
+        super().__init__(thing, reason, remedy)
+        self.alert = alert
+
+
+class LinkRefused(PeerError):
+    """The control plane will not have this agent, and ``refused`` says why. Trying again changes nothing by itself."""
+
+    def __init__(self, thing: str, refused: Refused) -> None:
+        reason = f"refused because of the {refused.claim}: wanted {refused.wanted}, found {refused.found}"
+        super().__init__(thing, f"{reason} (certificate: {refused.certificate})", refused.remedy)
+        self.refused = refused
+
+
+class Session:
+    """An open link, usable inside the scope of :func:`open_session`.
+
+    ``peer`` is the id of the node or the control plane at the other end, ``remote`` its address for people.
+    Several tasks may send; one receives.
+    """
+
+    def __init__(self, stream: trio.abc.Stream, role: Role, peer: str, remote: str, limits: LinkLimits) -> None:
+        self.peer = peer
+        self.remote = remote
+        self._stream = stream
+        self._limits = limits
+        self._protocol = LinkProtocol(role, trio.current_time(), limits)
+        self._changed = trio.lowlevel.ParkingLot()
+        self._to_write = trio.lowlevel.ParkingLot()
+        self._writer_gone = trio.Event()
+        self._write_is_whole = True
+        self._alert: str | None = None
+
+    async def send(self, message: Message) -> None:
+        """Queue a message, waiting for room if the other end is slow; a cancelled call has queued nothing.
+
+        Raises :class:`PeerGone` or :class:`LinkRefused` after the end, and ends the link itself when there was
+        no room for ``send_s``.
+        """
+        with trio.move_on_after(self._limits.send_s):
+            await trio.lowlevel.checkpoint()
+            while not self._protocol.room and self._protocol.ended is None:
+                await self._changed.park()
+        if not self._protocol.room:
+            self.close(f"the other end took nothing for {self._limits.send_s:g} s")
+            raise self._failure()
+        self._protocol.send(message, trio.current_time())
+        self._to_write.unpark_all()
+
+    async def receive(self) -> Message | Unknown:
+        """The next message; a cancelled call has taken none. Answer ``Unknown`` with ``NotUnderstood``.
+
+        Raises :class:`PeerGone` after the end, once everything that came before it was taken, and
+        :class:`LinkRefused` on an agent that the control plane refused.
+        """
+        await trio.lowlevel.checkpoint()
+        while True:
+            message = self._protocol.take()
+            self._to_write.unpark_all()  # taking gives the sender's window back
+            if isinstance(message, Refused):
+                raise LinkRefused(self._thing, message)
+            if message is not None:
+                return message
+            if self._protocol.ended is not None:
+                raise self._failure()
+            await self._changed.park()
+
+    async def refuse(self, refused: Refused) -> None:
+        """Control plane, before its first message: tell the agent why not, and see that it has heard.
+
+        Takes a second at most. The session is of no use afterwards.
+        """
+        self._protocol.refuse(refused)
+        self._to_write.unpark_all()
+        with trio.move_on_after(_REFUSAL_S):
+            await trio.lowlevel.checkpoint()
+            while self._protocol.ended is None:
+                await self._changed.park()
+
+    def close(self, reason: str) -> None:
+        """End the link: the other end is told ``reason``, tasks that wait in send or receive wake up."""
+        self._protocol.close(reason)
+        self._stir()
+
+    @property
+    def _thing(self) -> str:
+        return f"link with {self.peer or 'unknown'} at {self.remote}"
+
+    def _failure(self) -> PeerError:
+        ended = self._protocol.ended
+        if ended is not None and ended.refused is not None:
+            return LinkRefused(self._thing, ended.refused)
+        return PeerGone(self._thing, ended.reason if ended else "is not open", alert=self._alert)
+
+    def _stir(self) -> None:
+        self._changed.unpark_all()
+        self._to_write.unpark_all()
+
+    async def _wait_opened(self) -> None:
+        await trio.lowlevel.checkpoint()
+        while not self._protocol.opened:
+            if self._protocol.ended is not None:
+                raise self._failure()
+            await self._changed.park()
+
+    async def _read(self) -> None:
+        await trio.lowlevel.checkpoint()
+        while self._protocol.ended is None:
+            try:
+                data = await self._stream.receive_some(_READ_BYTES)
+            except trio.BrokenResourceError as broken:
+                self._alert = alert(broken)
+                self._protocol.lost(explain(broken))
+            else:
+                if data:
+                    self._protocol.receive(bytes(data), trio.current_time())
+                else:
+                    self._protocol.lost("the connection was cut")
+            self._stir()
+
+    async def _write(self) -> None:
+        try:
+            await self._write_until_end()
+        except trio.BrokenResourceError as broken:
+            # What the other end said before it hung up tells more than a broken pipe.
+            with trio.move_on_after(_READER_FIRST_S):
+                await trio.lowlevel.checkpoint()
+                while self._protocol.ended is None:
+                    await self._changed.park()
+            self._protocol.lost(explain(broken))
+            self._stir()
+        finally:
+            self._writer_gone.set()
+
+    async def _write_until_end(self) -> None:
+        await trio.lowlevel.checkpoint()
+        while True:
+            while not (data := self._protocol.data_to_send()):
+                if self._protocol.ended is not None:
+                    return
+                await self._to_write.park()
+            self._write_is_whole = False
+            await self._stream.send_all(data)
+            self._write_is_whole = True
+            self._changed.unpark_all()  # there may be room for messages again
+
+    async def _watch(self) -> None:
+        while True:
+            await trio.sleep_until(self._protocol.next_deadline())  # for ever after the end
+            self._protocol.tick(trio.current_time())
+            self._stir()
+
+    async def _say_goodbye(self) -> None:
+        """Write what is left. A writer that was cancelled in the middle of a write leaves nothing to say."""
+        await self._writer_gone.wait()
+        if self._write_is_whole and (rest := self._protocol.data_to_send()):
+            with contextlib.suppress(trio.BrokenResourceError):
+                await self._stream.send_all(rest)
+
+
+@asynccontextmanager
+async def open_session(
+    stream: trio.abc.Stream, role: Role, *, peer: str, remote: str, limits: LinkLimits = DEFAULT_LIMITS
+) -> AsyncIterator[Session]:
+    """Run the link over ``stream`` for the length of the scope; the stream is closed at its end.
+
+    Yields once the other end has shown that it speaks the protocol: for the control plane, that it was asked for
+    the link; for the agent, that TLS was accepted. Raises :class:`PeerGone` if that does not come. However the
+    scope ends, it ends within half a second, even against a peer that reads nothing.
+    """
+    session = Session(stream, role, peer, remote, limits)
+    failure: Exception | None = None
+    try:
+        async with trio.open_nursery() as nursery:
+            for task in (session._read, session._write, session._watch):
+                nursery.start_soon(task, name=f"link {task.__name__} {remote}")
+            try:
+                await session._wait_opened()
+                yield session
+            except Exception as error:  # noqa: BLE001 (raised again below, as itself and not in a group of one)
+                failure = error
+            finally:
+                session.close(f"the {_NAMES[role]} ended the session")
+                with trio.move_on_after(_GOODBYE_S, shield=True):
+                    await session._say_goodbye()
+                nursery.cancel_scope.cancel(reason="session over")
+    finally:
+        with trio.move_on_after(_CLOSE_S, shield=True), contextlib.suppress(trio.BrokenResourceError):
+            await stream.aclose()
+    if failure is not None:
+        raise failure
