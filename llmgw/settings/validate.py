@@ -1,0 +1,205 @@
+"""The rules on values, for each kind of file. Every rule names the path at fault, what is wrong and what to do.
+
+One set of rules serves the router and the scheduler: both read :class:`llmgw.settings.catalog.Model`.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from urllib.parse import urlsplit
+
+import attrs
+
+from llmgw.hardware.gpu import compute_capability
+from llmgw.settings.catalog import Model, Profile
+from llmgw.settings.daemon import Address, AgentConfig, ServerConfig
+from llmgw.settings.document import Liveness, RouterSettings, Settings
+from llmgw.settings.faults import Path
+from llmgw.settings.profile_rules import (
+    DEVICE_CLASS,
+    MODEL_NAME,
+    Rule,
+    arguments,
+    arithmetic,
+    engine_fit,
+    fp8,
+    mig,
+)
+
+NODE_ID = re.compile(r"[A-Za-z0-9](?:[A-Za-z0-9._-]{0,62}[A-Za-z0-9])?")
+_TRUST_DOMAIN = re.compile(r"[a-z0-9](?:[a-z0-9._-]{0,253}[a-z0-9])?")
+_LARGEST_BODY = 1024 * 1024 * 1024
+
+
+def _at(path: Path, rules: Iterator[Rule]) -> Iterator[Rule]:
+    for inner, problem, hint in rules:
+        yield (*path, *inner), problem, hint
+
+
+def settings_faults(settings: Settings) -> Iterator[Rule]:
+    """Everything wrong with a settings document whose shape is right."""
+    for model in settings.models:
+        yield from _at(("models", model.name), _model(model))
+    yield from _at(("router",), _router(settings.router))
+    yield from _at(("liveness",), _liveness(settings.liveness))
+
+
+def _model(model: Model) -> Iterator[Rule]:
+    if not MODEL_NAME.fullmatch(model.name) or ".." in model.name or "//" in model.name:
+        yield (
+            (),
+            "is not a model name",
+            "use up to 128 letters, digits and . _ - / :, beginning and ending with a letter or digit",
+        )
+    if model.profiles and model.endpoints:
+        yield (
+            ("endpoints",),
+            "stand beside profiles",
+            "a model is either placed (profiles) or served elsewhere (endpoints)",
+        )
+    if not model.profiles and not model.endpoints:
+        yield (), "has neither profiles nor endpoints", "add profiles to have it placed, or endpoints that serve it"
+    if model.replicas < 0:
+        yield ("replicas",), f"expected at least 0, found {model.replicas}", ""
+    seen: set[str] = set()
+    for index, profile in enumerate(model.profiles):
+        path: Path = ("profiles", index)
+        if profile.name in seen:
+            yield (
+                (*path, "name"),
+                f"the profile {profile.name} stands here twice",
+                "give each profile a name of its own",
+            )
+        seen.add(profile.name)
+        yield from _at(path, profile_faults(profile))
+    for index, url in enumerate(model.endpoints):
+        yield from _at(("endpoints", index), _endpoint(url))
+        if url in model.endpoints[:index]:
+            yield ("endpoints", index), f"{url} stands here twice", "remove one"
+
+
+def profile_faults(profile: Profile) -> Iterator[Rule]:
+    """Everything wrong with one profile, as far as the catalog alone can tell."""
+    if not NODE_ID.fullmatch(profile.name):
+        yield ("name",), "is not a profile name", "use up to 64 letters, digits and . _ -"
+    if not profile.weights.strip() or profile.weights.startswith("-"):
+        yield ("weights",), "is not a path or repository", "name a folder, a file, or org/repository"
+    if not profile.device_class:
+        yield ("device_class",), "is empty", "name at least one class, such as h100-80g; see llmgw agent inventory"
+    for index, name in enumerate(profile.device_class):
+        if not DEVICE_CLASS.fullmatch(name):
+            yield (
+                ("device_class", index),
+                f"{name} is not a device class",
+                "see llmgw agent inventory; such as h100-80g",
+            )
+        if name in profile.device_class[:index]:
+            yield ("device_class", index), f"{name} stands here twice", "remove one"
+    yield from arithmetic(profile)
+    yield from mig(profile, profile.device_class)
+    yield from fp8(profile, {name: compute_capability(name) for name in profile.device_class})
+    yield from engine_fit(profile)
+    yield from arguments(profile)
+    utilization = profile.gpu_memory_utilization
+    if utilization is not None and not 0 < utilization <= 1:
+        yield ("gpu_memory_utilization",), f"expected more than 0 and at most 1, found {utilization:g}", ""
+    if profile.memory_gib is not None and profile.memory_gib <= 0:
+        yield ("memory_gib",), f"expected more than 0, found {profile.memory_gib:g}", ""
+    if profile.context_length is not None and profile.context_length < 1:
+        yield ("context_length",), f"expected at least 1, found {profile.context_length}", ""
+    for limit in attrs.fields(type(profile.limits)):
+        value = getattr(profile.limits, limit.name)
+        if value <= 0:
+            yield ("limits", limit.name), f"expected more than 0 seconds, found {value:g}", ""
+
+
+def _endpoint(url: str) -> Iterator[Rule]:
+    try:
+        parts = urlsplit(url)
+        port = parts.port
+    except ValueError:
+        yield (), f"{url} is not a URL", "write http://host:port"
+        return
+    if parts.scheme == "https":
+        yield (), "https endpoints are not supported by this version", "put a local TLS proxy in between"
+    elif parts.scheme != "http" or not parts.hostname:
+        yield (), f"{url} is not a URL of an engine", "write http://host:port"
+    elif parts.path not in ("", "/") or parts.query or parts.fragment or parts.username:
+        yield (
+            (),
+            "has more than host and port",
+            f"write http://{parts.hostname}:{port or 80}; requests keep their own path",
+        )
+
+
+def _router(router: RouterSettings) -> Iterator[Rule]:
+    if not 1024 <= router.max_body_bytes <= _LARGEST_BODY:
+        yield ("max_body_bytes",), f"expected 1024 to {_LARGEST_BODY}, found {router.max_body_bytes}", ""
+    for name in ("connect_timeout_s", "first_byte_timeout_s", "idle_timeout_s"):
+        if getattr(router, name) <= 0:
+            yield (name,), f"expected more than 0 seconds, found {getattr(router, name):g}", ""
+
+
+def _liveness(liveness: Liveness) -> Iterator[Rule]:
+    if liveness.heartbeat_s < 0.1:
+        yield ("heartbeat_s",), f"expected at least 0.1 seconds, found {liveness.heartbeat_s:g}", ""
+    if liveness.unreachable_s < 2 * liveness.heartbeat_s:
+        yield (
+            ("unreachable_s",),
+            f"is {liveness.unreachable_s:g}, less than two heartbeats of {liveness.heartbeat_s:g} s",
+            "one late heartbeat must not make a node unreachable",
+        )
+    if liveness.lost_s <= liveness.unreachable_s:
+        yield ("lost_s",), f"is {liveness.lost_s:g}, not more than unreachable_s ({liveness.unreachable_s:g})", ""
+
+
+def _listener(address: Address) -> Iterator[Rule]:
+    if address.port == 0:
+        yield (), "port 0 is not an address that others can be told", "choose a port"
+
+
+def server_faults(config: ServerConfig) -> Iterator[Rule]:
+    """Everything wrong with ``server.yaml`` as far as the text alone can tell."""
+    listeners = {"router": config.router.listen, "admin": config.admin.listen}
+    if config.link is not None:
+        listeners["link"] = config.link.listen
+        yield from _trust_domain(config.link.trust_domain, ("link", "trust_domain"))
+    taken: dict[Address, str] = {}
+    for name, address in listeners.items():
+        yield from _at((name, "listen"), _listener(address))
+        if address in taken:
+            yield (name, "listen"), f"{address} is also {taken[address]}'s", "give each listener an address of its own"
+        taken[address] = name
+    if config.router.drain_s < 0:
+        yield ("router", "drain_s"), f"expected at least 0 seconds, found {config.router.drain_s:g}", ""
+
+
+def _trust_domain(name: str, path: Path) -> Iterator[Rule]:
+    if not _TRUST_DOMAIN.fullmatch(name):
+        yield path, f"{name!r} is not a trust domain", "use lower-case letters, digits and . - _"
+
+
+def agent_faults(config: AgentConfig) -> Iterator[Rule]:
+    """Everything wrong with ``agent.yaml`` as far as the text alone can tell."""
+    if not NODE_ID.fullmatch(config.id):
+        yield ("id",), f"{config.id!r} is not a node id", "use up to 64 letters, digits and . _ -"
+    yield from _trust_domain(config.trust_domain, ("trust_domain",))
+    if not config.control_planes:
+        yield ("control_planes",), "is empty", "name at least one control plane as host:port"
+    for index, address in enumerate(config.control_planes):
+        yield from _at(("control_planes", index), _listener(address))
+    if not config.address or any(c in config.address for c in "/ []\t\n"):
+        yield ("address",), f"{config.address!r} is not a host name or address", "without port or brackets"
+    if not 1024 <= config.port_first <= config.port_last <= 65535:
+        yield (
+            ("ports",),
+            f"{config.port_first}-{config.port_last} is not a range within 1024-65535",
+            "such as 20000-20999",
+        )
+    for name in ("interval_s", "timeout_s"):
+        if getattr(config.discovery, name) <= 0:
+            yield ("discovery", name), f"expected more than 0 seconds, found {getattr(config.discovery, name):g}", ""
+    for engine in config.engines:
+        if not engine.command or not engine.command[0]:
+            yield ("engines", engine.kind.value, "command"), "is empty", "name the program that starts this engine"
