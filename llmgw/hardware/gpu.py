@@ -15,8 +15,8 @@ MIG_BASE = 1000
 
 _DROPPED_WORDS = frozenset(
     {
-        "nvidia", "grid", "tesla", "quadro", "geforce", "graphics", "generation", "edition", "server", "workstation", "max-q",
-        "blackwell", "sxm", "sxm2", "sxm3", "sxm4", "sxm5", "sxm6", "pcie", "pci-e", "pg506", "hbm2", "hbm2e", "hbm3",
+        "nvidia", "grid", "tesla", "quadro", "geforce", "graphics", "generation", "edition", "server", "workstation",
+        "max-q", "blackwell", "sxm", "sxm2", "sxm3", "sxm4", "sxm5", "sxm6", "pcie", "pci-e", "pg506", "hbm2", "hbm2e", "hbm3",
         "hbm3e", "superchip", "with", "display", "attached",
     }
 )  # fmt: skip
@@ -46,7 +46,7 @@ _CAPABILITY: Mapping[str, int] = {
 
 
 def card_name(product: str) -> str:
-    """The card's slug from its product name: ``h100`` of ``NVIDIA H100 80GB HBM3``, ``h100-nvl`` of ``NVIDIA H100 NVL``.
+    """The card's slug: ``h100`` from the product name ``NVIDIA H100 80GB HBM3``, ``h100-nvl`` from ``NVIDIA H100 NVL``.
 
     Words that name the vendor, a form factor, a memory kind or a size are dropped; what is left is lower case, joined
     by hyphens. ``A100-SXM4-80GB`` is split at its hyphens, so that each part is judged alone.

@@ -7,10 +7,8 @@ value has the type that was asked for or is refused with what was expected.
 from __future__ import annotations
 
 import math
-import operator
 from collections.abc import Callable, Mapping
 from enum import Enum
-from functools import partial
 from types import MappingProxyType, UnionType
 from typing import Any, Union, get_args, get_origin
 
@@ -47,7 +45,9 @@ def shown(value: object) -> str:
             return type(value).__name__
 
 
-def _text(value: Any, _kind: Any) -> str:
+def _text(value: Any, kind: Any) -> Any:
+    if kind is not str and issubclass(kind, Enum):
+        return _choice(value, kind)  # a hook by class catches subclasses too, and a StrEnum is a str
     if isinstance(value, str):
         return str(value)
     raise WrongValue("text", value)
@@ -89,8 +89,8 @@ def _is_texts(kind: Any) -> bool:
 
 
 def _is_tuple(kind: Any) -> bool:
-    origin = get_origin(kind)
-    return isinstance(origin, type) and issubclass(origin, tuple)
+    origin: object = get_origin(kind)
+    return origin is tuple
 
 
 def strict_converter(*, forbid_unknown: bool = True) -> cattrs.Converter:
@@ -101,9 +101,10 @@ def strict_converter(*, forbid_unknown: bool = True) -> cattrs.Converter:
     ``cattrs.BaseValidationError``.
     """
     converter = cattrs.Converter(forbid_extra_keys=forbid_unknown, detailed_validation=True)
-    # By predicate: a hook by class would also catch subclasses, and a StrEnum is a str.
-    for plain, hook in ((str, _text), (bool, _flag), (int, _whole), (float, _number)):
-        converter.register_structure_hook_func(partial(operator.is_, plain), hook)
+    converter.register_structure_hook(str, _text)
+    converter.register_structure_hook(bool, _flag)
+    converter.register_structure_hook(int, _whole)
+    converter.register_structure_hook(float, _number)
     converter.register_structure_hook_func(lambda kind: isinstance(kind, type) and issubclass(kind, Enum), _choice)
     converter.register_structure_hook_factory(_is_optional, lambda kind: _optional(converter, kind))
     converter.register_structure_hook_factory(_is_texts, lambda kind: _texts(converter, kind))
