@@ -7,9 +7,9 @@ from pathlib import Path
 
 import click
 
-from llmgw.cli.files import read_text
 from llmgw.settings.faults import ConfigError
 from llmgw.settings.load import kind_of, load_agent, load_server, load_settings
+from llmgw.store.files import read_text
 
 
 @click.group(name="config")

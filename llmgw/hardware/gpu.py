@@ -16,8 +16,8 @@ MIG_BASE = 1000
 _DROPPED_WORDS = frozenset(
     {
         "nvidia", "grid", "tesla", "quadro", "geforce", "graphics", "generation", "edition", "server", "workstation",
-        "max-q", "blackwell", "sxm", "sxm2", "sxm3", "sxm4", "sxm5", "sxm6", "pcie", "pci-e", "pg506", "hbm2", "hbm2e", "hbm3",
-        "hbm3e", "superchip", "with", "display", "attached",
+        "max-q", "blackwell", "sxm", "sxm2", "sxm3", "sxm4", "sxm5", "sxm6", "pcie", "pci-e", "pg506", "hbm2", "hbm2e",
+        "hbm3", "hbm3e", "superchip", "with", "display", "attached",
     }
 )  # fmt: skip
 """Words of a product name that say form factor, memory kind or marketing, not which chip it is."""

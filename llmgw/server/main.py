@@ -29,7 +29,7 @@ from llmgw.server.settings_file import SettingsFile
 from llmgw.server.status import Status
 from llmgw.settings.daemon import ServerConfig
 from llmgw.store.api import Store
-from llmgw.store.folder import StateFolder
+from llmgw.store.folder import held
 from llmgw.store.sqlite import SqliteStore
 from llmgw.telemetry.logging import configure, logger
 from llmgw.telemetry.metrics import ControlPlaneMetrics
@@ -48,7 +48,7 @@ def run(config: ServerConfig) -> None:
 
 
 async def _main(config: ServerConfig) -> None:
-    with StateFolder(Path(config.state_dir)).held(), _first_error():
+    with held(Path(config.state_dir), "server"), _first_error():
         async with SqliteStore(Path(config.state_dir) / "llmgw.db") as store:
             await Server(config, store).run()
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping
 from enum import Enum
-from types import MappingProxyType, UnionType
+from types import GenericAlias, MappingProxyType, UnionType
 from typing import Any, Union, get_args, get_origin
 
 import attrs
@@ -89,8 +89,7 @@ def _is_texts(kind: Any) -> bool:
 
 
 def _is_tuple(kind: Any) -> bool:
-    origin: object = get_origin(kind)
-    return origin is tuple
+    return isinstance(kind, GenericAlias) and kind.__origin__ is tuple
 
 
 def strict_converter(*, forbid_unknown: bool = True) -> cattrs.Converter:

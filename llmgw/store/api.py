@@ -96,10 +96,6 @@ class Store(Protocol):
         """Write a node's row whole."""
         ...
 
-    async def save_reports(self, node: str, reports: tuple[ShardReport, ...], last_heard: float) -> None:
-        """Replace what a known node reports of its shards."""
-        ...
-
     async def replicas(self) -> tuple[tuple[Replica, ...], int]:
         """The replica rows, by id, and the serial number of the next one."""
         ...

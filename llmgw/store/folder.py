@@ -1,0 +1,72 @@
+"""A daemon's state folder: private, writable, and held by one process at a time."""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import stat
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from llmgw.errors import OperatorError
+
+_LOCK = "lock"
+
+
+@contextmanager
+def held(folder: Path, daemon: str) -> Iterator[None]:
+    """Make the folder if need be, check it, and hold it until the block ends. Blocking, but never for long.
+
+    Raises :class:`OperatorError` naming the folder when it is a link, open to others, not writable, or held by
+    another process (whose pid is named). The lock is the kernel's: it ends with the process, however that ends.
+    """
+    _prepare(folder)
+    lock = folder / _LOCK
+    try:
+        handle = os.open(lock, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    except OSError as failed:
+        raise OperatorError(
+            str(folder), f"is not writable: {failed.strerror}", f"give the user of llmgw {daemon} write access to it"
+        ) from failed
+    try:
+        try:
+            fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError:
+            pid = os.pread(handle, 32, 0).decode(errors="replace").strip() or "unknown"
+            raise OperatorError(
+                str(folder),
+                f"another llmgw {daemon} holds it (pid {pid})",
+                "stop that one first, or give this one a state_dir of its own",
+            ) from None
+        try:
+            os.ftruncate(handle, 0)
+            os.pwrite(handle, f"{os.getpid()}\n".encode(), 0)
+        except OSError as failed:
+            raise OperatorError(str(folder), f"cannot be written: {failed.strerror}", "free some space") from failed
+        yield
+    finally:
+        os.close(handle)
+
+
+def _prepare(folder: Path) -> None:
+    try:
+        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        found = folder.lstat()
+    except OSError as failed:
+        raise OperatorError(
+            str(folder), f"cannot be made: {failed.strerror}", "make it, or set state_dir to another folder"
+        ) from failed
+    if stat.S_ISLNK(found.st_mode):
+        raise OperatorError(str(folder), "is a symbolic link", f"set state_dir to {folder.resolve()} itself")
+    if not stat.S_ISDIR(found.st_mode):
+        raise OperatorError(str(folder), "is not a folder", "set state_dir to a folder")
+    mode = stat.S_IMODE(found.st_mode)
+    if mode & 0o077:
+        raise OperatorError(str(folder), f"is open to others (mode {mode:04o})", f"run: chmod 700 {folder}")
+    if found.st_uid != os.geteuid():
+        raise OperatorError(
+            str(folder),
+            f"belongs to uid {found.st_uid}, this process runs as {os.geteuid()}",
+            "chown it, or run as its owner",
+        )

@@ -1,0 +1,62 @@
+"""The tables, as numbered steps that only go forward."""
+
+from __future__ import annotations
+
+STEPS: tuple[str, ...] = (
+    """
+    CREATE TABLE cluster (
+        only INTEGER PRIMARY KEY CHECK (only = 1),
+        id TEXT NOT NULL,
+        epoch INTEGER NOT NULL,
+        next_serial INTEGER NOT NULL
+    ) STRICT;
+    CREATE TABLE settings (
+        revision INTEGER PRIMARY KEY,
+        text TEXT NOT NULL,
+        digest TEXT NOT NULL,
+        author TEXT NOT NULL,
+        reason TEXT NOT NULL,
+        at REAL NOT NULL
+    ) STRICT;
+    CREATE TABLE node (id TEXT PRIMARY KEY, row TEXT NOT NULL, last_heard REAL NOT NULL) STRICT;
+    CREATE TABLE replica (id TEXT PRIMARY KEY, row TEXT NOT NULL) STRICT;
+    CREATE TABLE pass (id INTEGER PRIMARY KEY AUTOINCREMENT, epoch INTEGER NOT NULL, at REAL NOT NULL) STRICT;
+    CREATE TABLE decision (
+        id INTEGER PRIMARY KEY AUTOINCREMENT,
+        pass INTEGER NOT NULL REFERENCES pass (id) ON DELETE CASCADE,
+        kind TEXT NOT NULL,
+        model TEXT NOT NULL,
+        replica TEXT NOT NULL,
+        node TEXT NOT NULL,
+        reason TEXT NOT NULL
+    ) STRICT;
+    CREATE INDEX decision_of_pass ON decision (pass);
+    CREATE TABLE unplaced (
+        pass INTEGER NOT NULL REFERENCES pass (id) ON DELETE CASCADE,
+        model TEXT NOT NULL,
+        wanted INTEGER NOT NULL,
+        running INTEGER NOT NULL,
+        reason TEXT NOT NULL,
+        PRIMARY KEY (pass, model)
+    ) STRICT, WITHOUT ROWID;
+    CREATE TABLE refusal (
+        pass INTEGER NOT NULL,
+        model TEXT NOT NULL,
+        candidate INTEGER NOT NULL,
+        position INTEGER NOT NULL,
+        node TEXT NOT NULL,
+        profile TEXT NOT NULL,
+        filter TEXT NOT NULL,
+        reason TEXT NOT NULL,
+        remedy TEXT NOT NULL,
+        PRIMARY KEY (pass, model, candidate, position),
+        FOREIGN KEY (pass, model) REFERENCES unplaced (pass, model) ON DELETE CASCADE
+    ) STRICT, WITHOUT ROWID;
+    """,
+)
+"""Step n takes the schema from version n to n + 1. A step that was ever released is never changed."""
+
+VERSION = len(STEPS)
+
+APPLICATION_ID = 0x6C6D6777
+"""``lmgw``: marks the file as ours (https://www.sqlite.org/pragma.html#pragma_application_id)."""
