@@ -15,6 +15,7 @@ from types import MappingProxyType
 import cattrs
 import orjson
 from attrs import frozen
+from cattrs.v import format_exception
 
 from llmgw.errors import LlmgwError, PeerError
 from llmgw.link.messages import (
@@ -33,7 +34,7 @@ from llmgw.link.messages import (
     StopShard,
     Welcome,
 )
-from llmgw.settings.convert import strict_converter
+from llmgw.settings.convert import WrongValue, strict_converter
 
 MESSAGE_BYTES = 4 * 1024 * 1024
 """The largest message, without its length."""
@@ -129,9 +130,13 @@ def decode(payload: bytes, known: Mapping[str, type[Message]]) -> Message | Unkn
 
 
 def _faults(cause: Exception) -> str:
-    faults = cattrs.transform_error(cause)
+    faults = cattrs.transform_error(cause, format_exception=_fault)
     more = f" and {len(faults) - _FAULTS_NAMED} more" if len(faults) > _FAULTS_NAMED else ""
     return "; ".join(faults[:_FAULTS_NAMED]) + more
+
+
+def _fault(cause: BaseException, kind: type | None) -> str:
+    return str(cause) if isinstance(cause, WrongValue) else format_exception(cause, kind)
 
 
 class MessageBuffer:

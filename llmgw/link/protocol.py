@@ -115,7 +115,10 @@ class LinkProtocol:
         self._status: bytes | None = None
         self._heard = now
         self._pinged = now
-        self._due: tuple[float, str] | None = (now + limits.open_s, "no HTTP/2 connection was set up")
+        self._due: tuple[float, str] | None = (
+            now + limits.open_s,
+            f"no HTTP/2 connection was set up within {limits.open_s:g} s",
+        )
         self._h2 = self._connection()
 
     def _connection(self) -> H2Connection:

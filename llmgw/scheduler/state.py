@@ -110,7 +110,7 @@ class Replica:
 
     ``generation`` goes up with every new start; ``failures`` counts the starts that failed in a row and
     ``not_before`` holds the next one back. ``profile`` is a copy, so that an edited catalog shows as a
-    difference.
+    difference. A row that is ``superseded_by`` another one serves only until that one is ready.
     """
 
     id: str
@@ -123,6 +123,7 @@ class Replica:
     generation: int = 1
     failures: int = 0
     not_before: float = 0.0
+    superseded_by: str | None = None
     fabric: str | None = None
 
 
@@ -160,6 +161,12 @@ class ClusterState:
     def node(self, node_id: str) -> Node | None:
         """The node of this id, if it ever registered."""
         return next((n for n in self.nodes if n.id == node_id), None)
+
+    def report(self, place: Assignment, generation: int) -> ShardReport | None:
+        """What was last said of this start of this shard."""
+        node = self.node(place.node)
+        reports = () if node is None else node.reports
+        return next((r for r in reports if r.shard == place.shard and r.generation == generation), None)
 
     def model(self, name: str) -> Model | None:
         """The model of this name, if the catalog still has it."""

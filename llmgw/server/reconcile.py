@@ -9,12 +9,13 @@ from collections import defaultdict
 from collections.abc import Callable, Iterable
 
 import trio
+from attrs import evolve
 
 from llmgw.errors import OperatorError
 from llmgw.link.messages import DrainShard, ForgetShard, ShardCommand, StartShard, StopShard
 from llmgw.router.table import Table
 from llmgw.scheduler.decide import decide
-from llmgw.scheduler.explain import Command, DrainCommand, Outcome, StartCommand, StopCommand
+from llmgw.scheduler.explain import Command, Decision, DrainCommand, Outcome, StartCommand, StopCommand
 from llmgw.scheduler.liveness import next_change
 from llmgw.scheduler.state import ClusterState, NodeState
 from llmgw.scheduler.summary import model_views
@@ -98,6 +99,7 @@ class Reconciler:
         self._created = created
         self._woken = trio.Event()
         self._table = Table()
+        self._decided: tuple[Decision, ...] = ()
         self._log = logger("reconcile")
 
     def wake(self) -> None:
@@ -118,6 +120,10 @@ class Reconciler:
         state = self._cluster.state(now)
         self._say_nodes(state)
         outcome = decide(state, now)
+        # A pass that repeats a decision because its effect is not reported yet decides nothing new.
+        fresh = tuple(d for d in outcome.decisions if d not in self._decided)
+        self._decided = outcome.decisions
+        outcome = evolve(outcome, decisions=fresh)
         changed = (
             outcome.replicas != state.replicas
             or outcome.next_serial != state.next_serial

@@ -110,7 +110,7 @@ def strict_converter(*, forbid_unknown: bool = True) -> cattrs.Converter:
     converter.register_structure_hook_factory(_is_tuple, lambda kind: _tuples(converter, kind))
     converter.register_structure_hook_factory(attrs.has, lambda kind: _class(converter, kind, forbid_unknown))
     converter.register_unstructure_hook_factory(
-        lambda kind: get_origin(kind) is tuple or kind is tuple,
+        lambda kind: kind is tuple or _is_tuple(kind),
         lambda _kind: lambda values: [converter.unstructure(v) for v in values],
     )
     converter.register_unstructure_hook(MappingProxyType, dict)

@@ -1,0 +1,143 @@
+"""Replicas and models as people see them: one state, why, since when, and what happens next. Pure."""
+
+from __future__ import annotations
+
+from attrs import frozen
+
+from llmgw.scheduler.explain import Unplaced
+from llmgw.scheduler.state import ClusterState, Goal, Node, NodeState, Replica, ShardReport, ShardState
+from llmgw.settings.catalog import Model
+
+
+@frozen
+class ReplicaView:
+    """One replica. ``state`` is its shard's, or one of ``placed``, ``waiting`` and ``lost``."""
+
+    id: str
+    model: str
+    profile: str
+    nodes: tuple[str, ...]
+    devices: tuple[str, ...]
+    state: str
+    reason: str
+    since: float
+    next: str
+    endpoint: str | None
+    pid: int | None
+    generation: int
+    progress: float | None
+
+
+@frozen
+class ModelView:
+    """One model that is placed. ``state``: ``ready``, ``off``, ``unplaced``, ``degraded``, or its replicas' worst."""
+
+    name: str
+    wanted: int
+    ready: int
+    state: str
+    reason: str
+    since: float | None
+    next: str
+
+
+_FARTHEST = ("failed", "waiting", "lost", "placed", "starting", "loading", "draining", "stopping", "stopped", "ready")
+
+
+def _labels(node: Node | None, numbers: tuple[int, ...]) -> tuple[str, ...]:
+    found = (node.inventory.device(n) if node is not None else None for n in numbers)
+    return tuple(d.label if d is not None else f"device {n}" for d, n in zip(found, numbers, strict=True))
+
+
+def _judge(row: Replica, node: Node | None, report: ShardReport | None, now: float) -> tuple[str, str, float, str]:
+    """State, reason, since, next."""
+    if row.goal is Goal.STOP:
+        until = "removed when its engine has ended"
+        if node is not None and node.state is not NodeState.CONNECTED:
+            until = f"removed when node {node.id} is back and its engine has ended"
+        return "stopping", row.reason, row.since, until
+    if row.goal is Goal.DRAIN:
+        left = max(0.0, row.since + row.profile.limits.drain_s - now)
+        return "draining", row.reason, row.since, f"stopped when nothing is in flight, in {left:.0f} s at most"
+    if node is None or node.state is NodeState.LOST:
+        was = report.state.value if report is not None else "not started"
+        name = row.shards[0].node if row.shards else "?"
+        then = (
+            f"stopped once {row.superseded_by} is ready and the node is back"
+            if row.superseded_by
+            else "taken back with its engine if the node returns before there is another place"
+        )
+        return "lost", f"node {name} is lost; its engine was {was}", node.since if node else row.since, then
+    if report is None:
+        if row.not_before > now:
+            return "waiting", row.reason, row.since, f"started again in {row.not_before - now:.0f} s"
+        return "placed", row.reason, row.since, "its agent starts it"
+    reason, then = report.reason, report.next
+    if row.superseded_by:
+        then = f"stopped once {row.superseded_by} is ready"
+    if node.state is NodeState.UNREACHABLE:
+        reason = f"{reason}; node {node.id} is unreachable, this is what it said last"
+    return report.state.value, reason, report.since, then
+
+
+def replica_view(row: Replica, state: ClusterState, now: float) -> ReplicaView:
+    """One replica as it stands."""
+    node = state.node(row.shards[0].node) if row.shards else None
+    report = state.report(row.shards[0], row.generation) if row.shards else None
+    word, reason, since, then = _judge(row, node, report, now)
+    return ReplicaView(
+        id=row.id,
+        model=row.model,
+        profile=row.profile.name,
+        nodes=tuple(s.node for s in row.shards),
+        devices=tuple(label for s in row.shards for label in _labels(state.node(s.node), s.devices)),
+        state=word,
+        reason=reason,
+        since=since,
+        next=then,
+        endpoint=report.endpoint if report is not None else None,
+        pid=report.pid if report is not None else None,
+        generation=row.generation,
+        progress=report.progress if report is not None and report.state is ShardState.LOADING else None,
+    )
+
+
+def replica_views(state: ClusterState, now: float) -> tuple[ReplicaView, ...]:
+    """Every replica, by id."""
+    return tuple(replica_view(row, state, now) for row in sorted(state.replicas, key=lambda r: r.id))
+
+
+def model_views(state: ClusterState, unplaced: tuple[Unplaced, ...], now: float) -> tuple[ModelView, ...]:
+    """Every model that is placed, in the catalog's order."""
+    missing = {item.model: item for item in unplaced}
+    replicas = replica_views(state, now)
+    return tuple(
+        _model(model, [v for v in replicas if v.model == model.name], missing.get(model.name)) for model in state.models
+    )
+
+
+def _model(model: Model, views: list[ReplicaView], missing: Unplaced | None) -> ModelView:
+    ready = [v for v in views if v.state == "ready"]
+    count, wanted = len(ready), model.replicas
+    if wanted == 0 and not views:
+        return ModelView(model.name, 0, 0, "off", "no replica is wanted", None, "set replicas in the settings")
+    if count >= wanted:
+        since = max((v.since for v in ready), default=None)
+        return ModelView(
+            model.name, wanted, count, "ready" if wanted else "off", f"{count} of {wanted} ready", since, ""
+        )
+    behind = sorted((v for v in views if v.state != "ready"), key=lambda v: (_rank(v.state), v.id))
+    first = behind[0] if behind else None
+    if missing is not None and (first is None or first.state in ("lost", "stopping", "draining")):
+        word = "degraded" if count else "unplaced"
+        then = "placed as soon as one of the reasons below is gone"
+        return ModelView(model.name, wanted, count, word, missing.reason, first.since if first else None, then)
+    if first is None:
+        word = "degraded" if count else "waiting"
+        return ModelView(model.name, wanted, count, word, "not looked at yet", None, "placed in the next pass")
+    word = "degraded" if count else first.state
+    return ModelView(model.name, wanted, count, word, f"{first.id}: {first.reason}", first.since, first.next)
+
+
+def _rank(word: str) -> int:
+    return _FARTHEST.index(word) if word in _FARTHEST else 0
