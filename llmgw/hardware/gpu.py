@@ -16,7 +16,7 @@ MIG_BASE = 1000
 _DROPPED_WORDS = frozenset(
     {
         "nvidia", "grid", "tesla", "quadro", "geforce", "graphics", "generation", "edition", "server", "workstation",
-        "max-q", "blackwell", "sxm", "sxm2", "sxm3", "sxm4", "sxm5", "sxm6", "pcie", "pci-e", "pg506", "hbm2", "hbm2e",
+        "blackwell", "sxm", "sxm2", "sxm3", "sxm4", "sxm5", "sxm6", "pcie", "pci-e", "pg506", "hbm2", "hbm2e",
         "hbm3", "hbm3e", "superchip", "with", "display", "attached",
     }
 )  # fmt: skip
@@ -51,7 +51,7 @@ def card_name(product: str) -> str:
     Words that name the vendor, a form factor, a memory kind or a size are dropped; what is left is lower case, joined
     by hyphens. ``A100-SXM4-80GB`` is split at its hyphens, so that each part is judged alone.
     """
-    words = re.sub(r"[^a-z0-9.+]+", " ", product.lower()).split()
+    words = re.sub(r"[^a-z0-9.+]+", " ", product.lower().replace("max-q", "")).split()
     kept = [w for w in words if w not in _DROPPED_WORDS and not _SIZE.fullmatch(w)]
     return "-".join(kept) or "gpu"
 
@@ -61,9 +61,9 @@ def gib_of(total_mib: int) -> int:
     return (total_mib + 512) // 1024
 
 
-def device_class(product: str, total_mib: int) -> str:
-    """The class of a whole card."""
-    return f"{card_name(product)}-{gib_of(total_mib)}g"
+def device_class(product: str, total_mib: int | None) -> str:
+    """The class of a whole card; without a size, and so fit for no profile, when its memory is not known."""
+    return card_name(product) if total_mib is None else f"{card_name(product)}-{gib_of(total_mib)}g"
 
 
 def mig_class(card_class: str, profile: str) -> str:
