@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 from attrs import field, frozen
 
@@ -31,12 +31,18 @@ class ShardSpec:
     api_key: str | None = field(default=None, repr=False)
 
 
+def cuda_env(devices: Sequence[Device]) -> dict[str, str]:
+    """Exactly these devices, by UUID: indices depend on the order in which CUDA counts."""
+    return {"CUDA_DEVICE_ORDER": "PCI_BUS_ID", "CUDA_VISIBLE_DEVICES": ",".join(d.uuid for d in devices)}
+
+
 @frozen
 class Launch:
     """A process to start, as a value: what to run, with which environment, and how to ask it how it is.
 
     ``env`` holds only what llmgw sets; the agent adds an allow-list of its own environment. ``secrets`` are
-    variables too, kept apart so that no log shows them. ``ready_name`` is what ``GET models_path`` must list.
+    variables too, kept apart so that no log shows them. ``api_key`` is what the engine will want as a bearer token,
+    ``ready_name`` what ``GET models_path`` must list, and a probe that takes longer than ``probe_timeout_s`` failed.
     """
 
     argv: tuple[str, ...]
@@ -45,8 +51,10 @@ class Launch:
     port: int
     ready_name: str
     secrets: Mapping[str, str] = field(factory=dict, repr=False)
+    api_key: str | None = field(default=None, repr=False)
     health_path: str = "/health"
     models_path: str = "/v1/models"
+    probe_timeout_s: float = 5.0
 
     @property
     def endpoint(self) -> str:

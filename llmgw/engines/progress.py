@@ -1,0 +1,52 @@
+"""How far an engine has come, from the lines that it logs while it loads. Pure."""
+
+from __future__ import annotations
+
+import re
+
+from attrs import frozen
+
+from llmgw.settings.catalog import EngineKind
+
+
+@frozen
+class Progress:
+    """A phase in words, and how much of it is done (0 to 1) where the engine says."""
+
+    phase: str
+    fraction: float | None = None
+
+
+# vLLM and SGLang print one tqdm bar for checkpoint files.
+_SHARDS = re.compile(
+    r"Loading (?:safetensors|pt|multi-thread)[^:]*checkpoint shards:\s+(\d{1,3})% Completed \| (\d+)/(\d+)"
+)
+_GRAPHS = re.compile(r"[Cc]aptur(?:ing|e) (?:CUDA|cuda) graph[^:]*:?\s*(\d{1,3})%")
+
+_PHASES: tuple[tuple[re.Pattern[str], str], ...] = (
+    (re.compile(r"Starting to load model|Load weight begin"), "loading weights"),
+    (re.compile(r"Loading weights took|Load weight end|Model loading took"), "weights loaded"),
+    (re.compile(r"torch\.compile|Compiling a graph|Dynamo bytecode"), "compiling"),
+    (
+        re.compile(r"GPU KV cache size|KV Cache is allocated|# GPU blocks|Available KV cache memory"),
+        "KV cache allocated",
+    ),
+    (re.compile(r"[Cc]apturing (?:CUDA|cuda) graph|Capture cuda graph begin"), "capturing CUDA graphs"),
+    (re.compile(r"Graph capturing finished|Capture cuda graph end"), "CUDA graphs captured"),
+    (re.compile(r"init engine \("), "engine initialised"),
+    (re.compile(r"load_tensors: loading model tensors"), "loading weights"),
+    (re.compile(r"llama_context: constructing|llama_kv_cache"), "KV cache allocated"),
+    (re.compile(r"server is listening|model loaded|Application startup complete"), "serving"),
+)
+
+
+def progress(_kind: EngineKind, line: str) -> Progress | None:
+    """What a line of the log says about loading, or ``None``."""
+    if match := _SHARDS.search(line):
+        return Progress(f"loading weights, file {match[2]} of {match[3]}", min(int(match[1]), 100) / 100)
+    if match := _GRAPHS.search(line):
+        return Progress("capturing CUDA graphs", min(int(match[1]), 100) / 100)
+    for pattern, phase in _PHASES:
+        if pattern.search(line):
+            return Progress(phase)
+    return None

@@ -1,0 +1,39 @@
+"""What a profile's ``weights`` mean: a path, or a repository on a hub.
+
+* ``/models/llama`` is that path;
+* ``./llama``, ``llama`` and anything that ends in ``.gguf`` are below the node's ``weights_dir`` and may not lead out;
+* ``org/name`` is a repository, which the engine finds in its cache or fetches (llama.cpp takes files only: there it is
+  a path as well).
+"""
+
+from __future__ import annotations
+
+import re
+
+from attrs import frozen
+
+from llmgw.errors import OperatorError
+from llmgw.settings.catalog import EngineKind
+from llmgw.settings.paths import below
+
+_REPOSITORY = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*/[A-Za-z0-9][A-Za-z0-9._-]*")
+
+
+@frozen
+class Weights:
+    """Where the weights are: ``name`` is what the engine is told, ``local`` whether that is a path."""
+
+    name: str
+    local: bool
+
+
+def weights_of(text: str, kind: EngineKind, weights_dir: str) -> Weights:
+    """Resolve a profile's ``weights``. Raises :class:`OperatorError` when they lead out of ``weights_dir``."""
+    if text.startswith("/"):
+        return Weights(text, True)
+    if kind is not EngineKind.LLAMACPP and _REPOSITORY.fullmatch(text) and not text.endswith(".gguf"):
+        return Weights(text, False)
+    path = below(text, weights_dir)
+    if path is None:
+        raise OperatorError(f"weights {text}", f"leads out of {weights_dir}", "name a path below it")
+    return Weights(path, True)
