@@ -22,10 +22,9 @@ def _refusals(model: str, profile: Profile, devices: Sequence[Device]) -> Iterat
         yield Fault("model-name", f"{model!r} is not a model name", "rename it in the settings")
     classes = sorted({d.device_class for d in devices})
     if len(classes) > 1:
+        given = ", ".join(f"{d.label} is {d.device_class}" for d in devices)
         yield Fault(
-            "mixed-classes",
-            f"devices of different classes in one group: {', '.join(f'{d.label} is {d.device_class}' for d in devices)}",
-            "give it devices of one class",
+            "mixed-classes", f"devices of different classes in one group: {given}", "give it devices of one class"
         )
     for device in devices:
         if device.device_class not in profile.device_class:
