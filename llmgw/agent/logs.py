@@ -1,0 +1,64 @@
+"""The engine's log, read without ever holding it: its tail, and what is new since the last look."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+_TAIL_BYTES = 64 * 1024
+_NEWS_BYTES = 256 * 1024
+_LONGEST_LINE = 500
+
+
+def tail(folder: Path, lines: int = 30) -> tuple[str, ...]:
+    """The last lines of the log, of its older part too when the newer one is short. Blocking."""
+    data = b""
+    for name in ("engine.log", "engine.log.1"):
+        data = _last_bytes(folder / name, _TAIL_BYTES - len(data)) + data
+        if len(data) >= _TAIL_BYTES or data.count(b"\n") >= lines:
+            break
+    found = [line[:_LONGEST_LINE] for line in data.decode(errors="replace").splitlines() if line.strip()]
+    return tuple(found[-lines:])
+
+
+def _last_bytes(path: Path, count: int) -> bytes:
+    try:
+        with path.open("rb") as file:
+            size = os.fstat(file.fileno()).st_size
+            file.seek(max(0, size - count))
+            return file.read(count)
+    except OSError:
+        return b""
+
+
+class LogReader:
+    """Whole new lines of a log, look by look. A log that was cut is read from its beginning; a flood is skipped."""
+
+    def __init__(self, path: Path, *, from_end: bool) -> None:
+        self._path = path
+        self._at = 0
+        self._rest = b""
+        if from_end:
+            try:
+                self._at = path.stat().st_size
+            except OSError:
+                self._at = 0
+
+    def lines(self) -> tuple[str, ...]:
+        """The lines that were completed since the last look; carriage returns end lines too. Blocking."""
+        try:
+            with self._path.open("rb") as file:
+                size = os.fstat(file.fileno()).st_size
+                if size < self._at:
+                    self._at, self._rest = 0, b""
+                if size - self._at > _NEWS_BYTES:
+                    self._at, self._rest = size - _NEWS_BYTES, b""
+                file.seek(self._at)
+                data = file.read(size - self._at)
+        except OSError:
+            return ()
+        self._at += len(data)
+        # Progress bars overwrite their line with carriage returns.
+        *whole, self._rest = (self._rest + data).replace(b"\r", b"\n").split(b"\n")
+        self._rest = self._rest[-_LONGEST_LINE:]
+        return tuple(line[:_LONGEST_LINE].decode(errors="replace") for line in whole if line.strip())

@@ -1,0 +1,109 @@
+"""The node's daemon: what runs in it, and how it ends without ending any engine."""
+
+from __future__ import annotations
+
+import os
+import random
+import signal
+import socket
+import time
+from functools import partial
+from pathlib import Path
+
+import trio
+
+from llmgw import __version__
+from llmgw.agent.dispatch import Dispatch
+from llmgw.agent.epoch import Epoch
+from llmgw.agent.hardware import Hardware
+from llmgw.agent.session import Link, Outbox
+from llmgw.agent.shards import Shards
+from llmgw.discovery.probe import discover
+from llmgw.hardware.inventory import Inventory
+from llmgw.link.client import Backoff
+from llmgw.scheduler.state import ShardReport, ShardState
+from llmgw.settings.daemon import AgentConfig
+from llmgw.store.folder import held
+from llmgw.telemetry.logging import configure, logger
+
+
+def run(config: AgentConfig) -> None:
+    """Run until a signal ends it. Raises :class:`llmgw.errors.OperatorError` when it cannot start."""
+    configure(config.log, "agent")
+    with held(Path(config.state_dir), "agent"):
+        trio.run(partial(_main, config), strict_exception_groups=True)
+
+
+async def _main(config: AgentConfig) -> None:
+    log = logger("agent")
+    epoch = Epoch(Path(config.state_dir))
+    inventory = await discover(config.discovery)
+    _say_hardware(inventory)
+    outbox = Outbox()
+
+    def shard_changed(report: ShardReport) -> None:
+        outbox.report(report)
+        if report.state is ShardState.FAILED:
+            hardware.look_again()  # what killed it may have been a device
+
+    def inventory_changed(_inventory: Inventory) -> None:
+        outbox.inventory_changed = True
+
+    shards = Shards(config, shard_changed, time.time)
+    hardware = Hardware(config.discovery, inventory, inventory_changed)
+    dispatch = Dispatch(shards, epoch, lambda: hardware.inventory)
+    backoff = Backoff(random.Random())  # noqa: S311 - jitter, not a secret
+    link = Link(config, shards, dispatch, hardware, epoch, outbox, backoff, time.time)
+    async with trio.open_nursery() as root:
+        await root.start(_signals, root.cancel_scope)
+        await root.start(shards.run)
+        root.start_soon(hardware.run)
+        root.start_soon(link.run)
+        log.info(
+            "ready",
+            version=__version__,
+            node=config.id,
+            devices=len(inventory.devices),
+            adopted=sum(1 for _ in shards.alive()),
+            control_planes=[str(a) for a in config.control_planes],
+        )
+        _notify("READY=1")
+    log.info("stopped", engines_left_serving=sum(1 for _ in shards.alive()))
+
+
+def _say_hardware(inventory: Inventory) -> None:
+    log = logger("hardware")
+    if inventory.simulated is not None:
+        log.warning("SIMULATED machine", machine=inventory.simulated)
+    for warning in inventory.warnings:
+        log.warning(warning.reason, code=warning.code, remedy=warning.remedy)
+    for device in inventory.devices:
+        for fault in device.faults:
+            log.warning("device is out", device=device.label, code=fault.code, reason=fault.reason, remedy=fault.remedy)
+
+
+async def _signals(scope: trio.CancelScope, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
+    log = logger("agent")
+    with trio.open_signal_receiver(signal.SIGTERM, signal.SIGINT) as received:
+        task_status.started()
+        async for number in received:
+            if scope.cancel_called:
+                log.warning("second signal: ending at once")
+                os._exit(1)
+            name = signal.Signals(number).name
+            log.info("stopping; engines go on", signal=name)
+            _notify("STOPPING=1")
+            scope.cancel(reason=name)
+
+
+def _notify(state: str) -> None:
+    """Tell systemd, when it asked to be told (sd_notify(3): one datagram, ``@`` stands for NUL)."""
+    path = os.environ.get("NOTIFY_SOCKET")
+    if not path:
+        return
+    with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM | socket.SOCK_CLOEXEC) as notify:
+        try:
+            notify.connect("\0" + path[1:] if path.startswith("@") else path)
+            notify.send(state.encode())
+        except OSError as failed:
+            logger("agent").warning("systemd cannot be told", error=str(failed))

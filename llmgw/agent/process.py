@@ -1,0 +1,126 @@
+"""Processes that are not our children: starting them, knowing them again, and signalling none but them."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+
+import trio
+from attrs import frozen
+
+from llmgw.agent import shim
+from llmgw.errors import OperatorError
+
+LOG_BYTES = 16 * 1024 * 1024
+"""An engine's log is rotated beyond this; one older part is kept."""
+
+_START_S = 15.0
+
+_INHERITED = frozenset(
+    {
+        "PATH", "HOME", "USER", "LOGNAME", "LANG", "TZ", "TMPDIR", "SHELL",
+        "LD_LIBRARY_PATH", "CUDA_HOME", "CUDA_PATH", "CUDA_CACHE_PATH", "TRITON_CACHE_DIR", "XDG_CACHE_HOME",
+        "HF_HOME", "HF_HUB_CACHE", "HF_ENDPOINT", "HF_TOKEN", "HF_TOKEN_PATH",
+        "HTTP_PROXY", "HTTPS_PROXY", "NO_PROXY", "http_proxy", "https_proxy", "no_proxy",
+        "SSL_CERT_FILE", "SSL_CERT_DIR", "REQUESTS_CA_BUNDLE", "OMP_NUM_THREADS",
+    }
+)  # fmt: skip
+"""What an engine gets of the agent's own environment. Not ``NOTIFY_SOCKET``, not ``LISTEN_FDS``, no engine's flags."""
+
+
+@frozen
+class Known:
+    """A process by number and start time: together they are never used twice within one boot."""
+
+    pid: int
+    start: int
+
+
+def start_time(pid: int) -> int | None:
+    """Clock ticks from boot to the start of this process; ``None`` when there is none, or only its corpse."""
+    try:
+        fields = Path(f"/proc/{pid}/stat").read_bytes().rpartition(b")")[2].split()
+    except OSError:
+        return None
+    # Where PID 1 does not reap, a dead process keeps its number as a zombie for ever.
+    return None if fields[0] in (b"Z", b"X") else int(fields[19])
+
+
+class Handle:
+    """A living process that was verified after its pidfd was opened: signals cannot reach anybody else.
+
+    Close it when done; closing signals nobody.
+    """
+
+    def __init__(self, known: Known, fd: int) -> None:
+        self.known = known
+        self._fd = fd
+
+    @staticmethod
+    def open(known: Known) -> Handle | None:
+        """A handle on this very process, or ``None`` when it is not there any more."""
+        try:
+            fd = os.pidfd_open(known.pid)
+        except OSError:
+            return None
+        if start_time(known.pid) != known.start:
+            os.close(fd)
+            return None
+        return Handle(known, fd)
+
+    def send(self, number: int) -> None:
+        """Signal it; a process that has ended meanwhile is no error."""
+        try:
+            signal.pidfd_send_signal(self._fd, number)
+        except ProcessLookupError:
+            return
+
+    async def wait(self) -> None:
+        """Wait for its end, however it is reaped."""
+        await trio.lowlevel.wait_readable(self._fd)
+
+    def close(self) -> None:
+        """Let go of it."""
+        os.close(self._fd)
+
+
+def environment(own: Mapping[str, str], *more: Mapping[str, str]) -> dict[str, str]:
+    """What an engine's process gets: an allow-list of our own environment, then what was set for it."""
+    made = {name: value for name, value in own.items() if name in _INHERITED or name.startswith("LC_")}
+    for some in more:
+        made.update(some)
+    return made
+
+
+async def spawn(folder: Path, argv: tuple[str, ...], env: Mapping[str, str]) -> None:
+    """Start an engine under a shim in ``folder``, whose record must be written. Returns when the shim has spoken.
+
+    What became of it is in ``shim.json`` and ``exit.json``. The shim is nobody's child: it lives on whatever becomes
+    of this process. Raises :class:`OperatorError` when no shim came to life.
+    """
+    command = [sys.executable, "-I", "-S", str(Path(shim.__file__)), str(folder), str(LOG_BYTES), "--", *argv]
+    # A cancelled start still ends with an engine or without one, never in between: the launch takes milliseconds.
+    with trio.CancelScope(shield=True, deadline=trio.current_time() + _START_S):
+        try:
+            done = await trio.run_process(
+                command,
+                stdin=subprocess.DEVNULL,
+                capture_stdout=True,
+                capture_stderr=True,
+                check=False,
+                env=dict(env),
+                start_new_session=True,
+            )
+        except OSError as failed:
+            raise OperatorError(str(folder), f"the shim cannot be started: {failed.strerror}") from failed
+        if done.returncode == 0:
+            return
+        said = done.stderr.decode(errors="replace").strip()[-300:]
+        raise OperatorError(str(folder), f"the shim failed ({said or f'exit code {done.returncode}'})")
+    raise OperatorError(
+        str(folder), f"the shim did not come up within {_START_S:g} s", "look at the node's load and disk"
+    )

@@ -1,0 +1,172 @@
+"""Launch records: what was started on this node, written down before it is started.
+
+A shard's folder is ``shards/<shard>-g<generation>`` in the state folder. ``record.json`` is the agent's, fsynced
+before the shim is started; every other file in it is the shim's (see :mod:`llmgw.agent.shim`).
+"""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import re
+import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager
+from functools import cache
+from pathlib import Path
+
+import cattrs
+import orjson
+from attrs import field, frozen
+
+from llmgw.errors import OperatorError
+from llmgw.scheduler.state import Exit, ShardState
+from llmgw.settings.catalog import Profile
+from llmgw.settings.convert import strict_converter
+from llmgw.store.files import write_private
+
+_FOLDER = re.compile(r"(?P<shard>[A-Za-z0-9_.-]{1,160})-g(?P<generation>[0-9]{1,9})")
+
+
+@frozen
+class Record:
+    """One launch: who asked for it, what was started, and how to ask it how it is.
+
+    ``boot_id`` is the boot in which it was started; ``state`` the last one that was written down, so that an adopted
+    engine that was ready is not taken out of service while it is asked again.
+    """
+
+    cluster: str
+    replica: str
+    shard: str
+    generation: int
+    rank: int
+    model: str
+    profile: Profile
+    profile_digest: str
+    devices: tuple[int, ...]
+    argv: tuple[str, ...]
+    host: str
+    port: int
+    ready_name: str
+    health_path: str
+    models_path: str
+    probe_timeout_s: float
+    boot_id: str
+    started: float
+    api_key: str | None = field(default=None, repr=False)
+    state: ShardState = ShardState.STARTING
+    since: float = 0.0
+
+    @property
+    def endpoint(self) -> str:
+        """Base URL of the engine's API."""
+        host = f"[{self.host}]" if ":" in self.host else self.host
+        return f"http://{host}:{self.port}"
+
+
+@frozen
+class Pids:
+    """``shim.json``: the two processes, with the clock ticks from boot to their starts."""
+
+    shim: int
+    shim_start: int | None
+    engine: int | None
+    engine_start: int | None
+
+
+@frozen
+class End:
+    """``exit.json``: how it ended, and what could not be killed."""
+
+    exit: Exit
+    at: float
+    error: str = ""
+    left: tuple[int, ...] = ()
+
+
+@cache
+def _converter() -> cattrs.Converter:
+    return strict_converter(forbid_unknown=False)
+
+
+def folder_of(shards: Path, shard: str, generation: int) -> Path:
+    """Where a launch keeps its files. Raises :class:`OperatorError` for a name that is no shard's."""
+    name = f"{shard}-g{generation}"
+    if not _FOLDER.fullmatch(name) or shard.startswith("."):
+        raise OperatorError(f"shard {shard!r}", "is not a shard's name", "")
+    return shards / name
+
+
+def write(folder: Path, record: Record) -> None:
+    """Write a record durably; the folder is made if need be. Blocking."""
+    folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+    write_private(folder / "record.json", orjson.dumps(_converter().unstructure(record)))
+
+
+def read(folder: Path) -> Record:
+    """Read a record. Raises :class:`OperatorError` naming the file when it is not one. Blocking."""
+    path = folder / "record.json"
+    try:
+        return _converter().structure(orjson.loads(path.read_bytes()), Record)
+    except (OSError, ValueError, cattrs.BaseValidationError) as wrong:
+        raise OperatorError(
+            str(path), f"is not a launch record ({type(wrong).__name__})", "look at it and remove its folder"
+        ) from wrong
+
+
+def pids(folder: Path) -> Pids | None:
+    """What the shim said of itself and its engine, or ``None`` when it never did. Blocking."""
+    try:
+        return _converter().structure(orjson.loads((folder / "shim.json").read_bytes()), Pids)
+    except (OSError, ValueError, cattrs.BaseValidationError):
+        return None
+
+
+def end(folder: Path) -> End | None:
+    """How the engine ended, or ``None`` while it runs or when nobody saw it. Blocking."""
+    try:
+        said = orjson.loads((folder / "exit.json").read_bytes())
+        return End(
+            exit=Exit(said["code"], said["signal"]),
+            at=float(said["at"]),
+            error=str(said.get("error", "")),
+            left=tuple(int(pid) for pid in said.get("left", ())),
+        )
+    except (OSError, ValueError, KeyError, TypeError):
+        return None
+
+
+def folders(shards: Path) -> tuple[Path, ...]:
+    """Every launch's folder, oldest name first. Blocking."""
+    try:
+        found = [p for p in shards.iterdir() if _FOLDER.fullmatch(p.name) and p.is_dir() and not p.is_symlink()]
+    except FileNotFoundError:
+        return ()
+    return tuple(sorted(found))
+
+
+@contextmanager
+def lock(folder: Path) -> Iterator[bool]:
+    """Try to take the folder's lock, which its shim holds for as long as it lives; yields whether it was free."""
+    handle = os.open(folder / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    try:
+        try:
+            fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError:
+            yield False
+        else:
+            yield True
+    finally:
+        os.close(handle)
+
+
+def remove(folder: Path) -> bool:
+    """Drop a launch whose shim is gone; ``False``, and nothing is touched, while it lives. Blocking."""
+    with lock(folder) as free:
+        if not free:
+            return False
+        # First the record: a shim that is only just starting finds it gone, and does not.
+        (folder / "record.json").unlink(missing_ok=True)
+        shutil.rmtree(folder, ignore_errors=True)
+    return True

@@ -1,0 +1,233 @@
+"""The agent's side of the link: dial, register, report, obey; and again, for ever."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+
+import trio
+from attrs import frozen
+
+from llmgw import __version__
+from llmgw.agent.dispatch import Dispatch
+from llmgw.agent.epoch import Epoch
+from llmgw.agent.hardware import Hardware
+from llmgw.agent.shards import Shards
+from llmgw.errors import LlmgwError, OperatorError, PeerError
+from llmgw.link.client import Backoff, connect
+from llmgw.link.codec import Unknown
+from llmgw.link.messages import (
+    PROTOCOL,
+    CommandResult,
+    DrainShard,
+    ForgetShard,
+    Heartbeat,
+    NotUnderstood,
+    Register,
+    ShardCommand,
+    ShardStatus,
+    StartShard,
+    StopShard,
+    Welcome,
+)
+from llmgw.link.session import LinkRefused, PeerGone, Session
+from llmgw.scheduler.state import ShardReport
+from llmgw.settings.daemon import Address, AgentConfig
+from llmgw.telemetry.logging import logger
+
+_WELCOME_S = 10.0
+
+
+@frozen
+class LinkState:
+    """How the link stands: ``connected`` or why not, and since when (epoch seconds)."""
+
+    connected: bool
+    control_plane: str
+    reason: str
+    since: float
+
+
+class Outbox:
+    """What is to be said, newest first where it is about the same shard: a slow link must not pile up old news."""
+
+    def __init__(self) -> None:
+        self._reports: dict[tuple[str, int], ShardReport] = {}
+        self._results: list[CommandResult | NotUnderstood] = []
+        self.inventory_changed = False
+        self._filled = trio.Event()
+
+    def report(self, report: ShardReport) -> None:
+        """A shard changed."""
+        self._reports[report.shard, report.generation] = report
+        self._filled.set()
+
+    def result(self, result: CommandResult | NotUnderstood) -> None:
+        """A command was dealt with."""
+        self._results.append(result)
+        self._filled.set()
+
+    def clear(self) -> None:
+        """A registration says all of it."""
+        self._reports.clear()
+        self._results.clear()
+        self.inventory_changed = False
+
+    async def take(self) -> list[ShardStatus | CommandResult | NotUnderstood]:
+        """Wait for something to say, and take all of it. Reports go before results."""
+        while not self._reports and not self._results:
+            await self._filled.wait()
+            self._filled = trio.Event()
+        self._filled = trio.Event()
+        taken: list[ShardStatus | CommandResult | NotUnderstood] = [ShardStatus(r) for r in self._reports.values()]
+        taken += self._results
+        self._reports.clear()
+        self._results.clear()
+        return taken
+
+
+class Link:
+    """Keeps one session with a control plane, whichever of them will have us."""
+
+    def __init__(
+        self,
+        config: AgentConfig,
+        shards: Shards,
+        dispatch: Dispatch,
+        hardware: Hardware,
+        epoch: Epoch,
+        outbox: Outbox,
+        backoff: Backoff,
+        clock: Callable[[], float],
+    ) -> None:
+        self._config = config
+        self._shards = shards
+        self._dispatch = dispatch
+        self._hardware = hardware
+        self._epoch = epoch
+        self._outbox = outbox
+        self._backoff = backoff
+        self._clock = clock
+        self._log = logger("link")
+        self._said = ""
+        self.state = LinkState(False, "", "not connected yet", clock())
+
+    async def run(self) -> None:
+        """Connect, serve, back off; for ever. Each control plane is tried in turn."""
+        turn = 0
+        while True:
+            address = self._config.control_planes[turn % len(self._config.control_planes)]
+            turn += 1
+            try:
+                await self._session(address)
+            except LlmgwError as ended:
+                self._disconnected(address, ended)
+            wait_s = self._backoff.next_s()
+            await trio.sleep(wait_s)
+
+    def _disconnected(self, address: Address, ended: LlmgwError) -> None:
+        self.state = LinkState(False, str(address), ended.reason, self._clock())
+        # Once a change, not once a try: an agent that is refused all night must not fill its log.
+        said = f"{type(ended).__name__} {ended.thing} {ended.reason}"
+        if said == self._said:
+            return
+        self._said = said
+        what = "refused by the control plane" if isinstance(ended, LinkRefused) else "not connected"
+        write = self._log.error if isinstance(ended, LinkRefused | OperatorError) else self._log.warning
+        write(what, control_plane=str(address), reason=ended.reason, remedy=ended.remedy)
+
+    async def _session(self, address: Address) -> None:
+        async with connect(address, self._config.tls, self._config.trust_domain) as session:
+            self._outbox.clear()
+            await session.send(self._registration())
+            welcome = None
+            with trio.move_on_after(_WELCOME_S):
+                welcome = await session.receive()
+            if welcome is None:
+                raise PeerGone(f"control plane at {address}", f"did not answer within {_WELCOME_S:g} s")
+            if not isinstance(welcome, Welcome):
+                raise PeerGone(f"control plane at {address}", f"answered {type(welcome).__name__}, not Welcome")
+            if not await trio.to_thread.run_sync(self._epoch.admit, welcome.epoch):
+                raise PeerGone(
+                    f"control plane at {address}",
+                    f"has epoch {welcome.epoch}, {self._epoch.highest} was seen",
+                    "it was replaced by a newer one; stop it",
+                )
+            await self._welcomed(address, session, welcome)
+
+    async def _welcomed(self, address: Address, session: Session, welcome: Welcome) -> None:
+        self._backoff.reset()
+        self._said = ""
+        self.state = LinkState(True, str(address), "welcomed", self._clock())
+        self._log.info(
+            "connected",
+            control_plane=str(address),
+            cluster=welcome.cluster,
+            epoch=welcome.epoch,
+            version=welcome.version,
+        )
+        commands: trio.MemorySendChannel[ShardCommand]
+        commands, to_do = trio.open_memory_channel[ShardCommand](math.inf)
+        ended: PeerError | None = None
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(self._say, session)
+            nursery.start_soon(self._beat, session, welcome.heartbeat_s)
+            nursery.start_soon(self._obey, to_do)
+            try:
+                await self._listen(session, commands)
+            except PeerError as gone:
+                ended = gone
+            nursery.cancel_scope.cancel(reason="session over")
+        if ended is not None:
+            raise ended
+
+    def _registration(self) -> Register:
+        inventory = self._hardware.inventory
+        return Register(
+            protocol=PROTOCOL,
+            node=self._config.id,
+            version=__version__,
+            boot_id=inventory.host.boot_id,
+            address=self._config.address,
+            inventory=inventory,
+            engines=tuple(e.kind for e in self._config.engines),
+            shards=self._shards.reports(),
+            epoch=self._epoch.highest,
+        )
+
+    async def _listen(self, session: Session, commands: trio.MemorySendChannel[ShardCommand]) -> None:
+        while True:
+            message = await session.receive()
+            match message:
+                case StartShard() | DrainShard() | StopShard() | ForgetShard():
+                    commands.send_nowait(message)
+                case Unknown(tag=tag):
+                    self._outbox.result(NotUnderstood(tag))
+                case NotUnderstood(tag=tag):
+                    self._log.warning("the control plane does not understand a message", tag=tag)
+                case _:
+                    self._log.warning("unexpected message", kind=type(message).__name__)
+
+    async def _obey(self, to_do: trio.MemoryReceiveChannel[ShardCommand]) -> None:
+        """One command at a time, in order; a start takes milliseconds, its engine's loading is not waited for."""
+        async for command in to_do:
+            self._outbox.result(await self._dispatch.run(command))
+
+    async def _say(self, session: Session) -> None:
+        while True:
+            for message in await self._outbox.take():
+                try:
+                    await session.send(message)
+                except PeerError:
+                    return  # the listener sees the same end, and the next registration says everything anew
+
+    async def _beat(self, session: Session, every_s: float) -> None:
+        sequence = 0
+        while True:
+            await trio.sleep(every_s)
+            sequence += 1
+            changed, self._outbox.inventory_changed = self._outbox.inventory_changed, False
+            try:
+                await session.send(Heartbeat(sequence, self._hardware.inventory if changed else None))
+            except PeerError:
+                return

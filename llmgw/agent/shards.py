@@ -1,0 +1,256 @@
+"""All shards of this node: their supervisors, the ports and devices that they have, and what was left behind."""
+
+from __future__ import annotations
+
+import os
+import secrets
+import socket
+from collections.abc import Callable, Iterable
+from pathlib import Path
+
+import trio
+
+from llmgw.agent import logs, process, records
+from llmgw.agent.records import Record
+from llmgw.agent.shard import Shard, adopted, begin
+from llmgw.agent.supervisor import Supervisor
+from llmgw.discovery.host import boot_id
+from llmgw.engines.base import ShardSpec
+from llmgw.engines.registry import build
+from llmgw.errors import OperatorError
+from llmgw.hardware.inventory import Inventory
+from llmgw.link.messages import StartShard
+from llmgw.scheduler.state import Exit, ShardReport, ShardState
+from llmgw.settings.daemon import AgentConfig
+from llmgw.telemetry.logging import logger
+
+_KEY_BYTES = 24
+
+
+class Shards:
+    """The shards that run here or ended and are not forgotten. ``changed`` is called with each one that changes."""
+
+    def __init__(self, config: AgentConfig, changed: Callable[[ShardReport], None], clock: Callable[[], float]) -> None:
+        self._config = config
+        self._folder = Path(config.state_dir) / "shards"
+        self._changed = changed
+        self._clock = clock
+        self._known: dict[tuple[str, int], Supervisor] = {}
+        self._nursery: trio.Nursery | None = None
+        self._log = logger("shards")
+
+    def reports(self) -> tuple[ShardReport, ...]:
+        """What to say of every shard, by name."""
+        return tuple(s.report() for _, s in sorted(self._known.items()))
+
+    def find(self, shard: str, generation: int) -> Supervisor | None:
+        """The supervisor of this start of this shard."""
+        return self._known.get((shard, generation))
+
+    def alive(self) -> Iterable[Supervisor]:
+        """Those whose engine has not ended."""
+        return [s for s in self._known.values() if not s.shard.state.ended]
+
+    async def run(self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
+        """Own every supervisor until cancelled. Started once everything that was left behind is adopted."""
+        async with trio.open_nursery() as nursery:
+            self._nursery = nursery
+            try:
+                await trio.to_thread.run_sync(self._make_folder)
+                for folder in await trio.to_thread.run_sync(records.folders, self._folder):
+                    await self._take_over(folder)
+                task_status.started()
+                await trio.sleep_forever()
+            finally:
+                self._nursery = None
+
+    def _make_folder(self) -> None:
+        self._folder.mkdir(mode=0o700, exist_ok=True)
+
+    async def _take_over(self, folder: Path) -> None:
+        """Adopt what runs, report what has ended, and drop what never was."""
+        try:
+            record = await trio.to_thread.run_sync(records.read, folder)
+        except OperatorError as wrong:
+            self._log.error("a launch record cannot be read; nothing is signalled", error=str(wrong))
+            return
+        now = self._clock()
+        end = await trio.to_thread.run_sync(records.end, folder)
+        if end is None and await trio.to_thread.run_sync(_lives, folder, record):
+            since = record.since or record.started
+            shard = adopted(record.state, record.model, record.profile.limits, now, since)
+            supervisor = self._add(folder, record, shard, adopted=True)
+            self._log.info("adopted", shard=record.shard, generation=record.generation, state=shard.state.value)
+            assert self._nursery is not None
+            self._nursery.start_soon(self._supervise, supervisor)
+            return
+        if end is None and await trio.to_thread.run_sync(records.pids, folder) is None:
+            self._log.info("a launch that never came about is dropped", shard=record.shard)
+            await trio.to_thread.run_sync(records.remove, folder)
+            return
+        shard = _past(record, end, now)
+        supervisor = self._add(folder, record, shard, adopted=True)
+        supervisor.log_tail = await trio.to_thread.run_sync(logs.tail, folder)
+        supervisor.done.set()
+        self._log.warning("an engine has ended", shard=record.shard, reason=shard.reason)
+
+    def _add(self, folder: Path, record: Record, shard: Shard, *, adopted: bool) -> Supervisor:
+        supervisor = Supervisor(folder, record, shard, self._on_change, self._clock, adopted=adopted)
+        self._known[supervisor.key] = supervisor
+        return supervisor
+
+    def _on_change(self, supervisor: Supervisor) -> None:
+        self._changed(supervisor.report())
+
+    async def _supervise(self, supervisor: Supervisor) -> None:
+        """Run a supervisor; a fault in it is a fault of its shard and ends no other."""
+        try:
+            async with trio.open_nursery() as nursery:
+                nursery.start_soon(self._remember, supervisor)
+                await supervisor.run()
+                nursery.cancel_scope.cancel(reason="the shard has ended")
+            await self._write_down(supervisor)
+        except* OSError as failed:
+            self._log.error("supervision failed; the engine goes on", shard=supervisor.record.shard, error=str(failed))
+
+    async def _remember(self, supervisor: Supervisor) -> None:
+        """Write the shard's state down as it changes, so that an adopted engine is known to be ready."""
+        while True:
+            await supervisor.moved.wait()
+            supervisor.moved = trio.Event()
+            await self._write_down(supervisor)
+
+    async def _write_down(self, supervisor: Supervisor) -> None:
+        try:
+            await trio.to_thread.run_sync(records.write, supervisor.folder, supervisor.record)
+        except OSError as failed:
+            self._log.error("the record cannot be written", shard=supervisor.record.shard, error=str(failed))
+
+    async def start(self, command: StartShard, inventory: Inventory) -> None:
+        """Launch an engine. Raises :class:`OperatorError` with the reason when it cannot be started here."""
+        if self._nursery is None:
+            raise OperatorError(command.shard, "the agent is stopping")
+        config = self._config
+        install = config.engine(command.profile.engine)
+        if install is None:
+            raise OperatorError(
+                f"engine {command.profile.engine.value}",
+                f"is not installed on {config.id}",
+                f"add engines.{command.profile.engine.value} to agent.yaml",
+            )
+        devices = []
+        for number in command.devices:
+            device = inventory.device(number)
+            if device is None:
+                raise OperatorError(f"device {number}", f"is not on {config.id}", "wait for the next registration")
+            devices.append(device)
+        for other in self.alive():
+            shared = sorted(set(other.record.devices) & set(command.devices))
+            if shared:
+                label = inventory.device(shared[0])
+                name = label.label if label is not None else f"device {shared[0]}"
+                raise OperatorError(name, f"is held by shard {other.record.shard}", "stop that one first")
+        spec = ShardSpec(
+            model=command.model,
+            profile=command.profile,
+            devices=tuple(devices),
+            install=install,
+            host=config.address,
+            port=self._port(),
+            weights_dir=config.weights_dir,
+            rank=command.rank,
+            api_key=f"sk-llmgw-{secrets.token_urlsafe(_KEY_BYTES)}",
+        )
+        launch = build(spec)
+        now = self._clock()
+        record = Record(
+            cluster=command.cluster,
+            replica=command.replica,
+            shard=command.shard,
+            generation=command.generation,
+            rank=command.rank,
+            model=command.model,
+            profile=command.profile,
+            profile_digest=command.profile_digest,
+            devices=command.devices,
+            argv=launch.argv,
+            host=launch.host,
+            port=launch.port,
+            ready_name=launch.ready_name,
+            health_path=launch.health_path,
+            models_path=launch.models_path,
+            probe_timeout_s=launch.probe_timeout_s,
+            boot_id=boot_id(),
+            started=now,
+            api_key=launch.api_key,
+            since=now,
+        )
+        folder = records.folder_of(self._folder, command.shard, command.generation)
+        supervisor = self._add(folder, record, begin(command.model, command.profile.limits, now), adopted=False)
+        try:
+            await trio.to_thread.run_sync(records.write, folder, record)
+            await process.spawn(folder, launch.argv, process.environment(os.environ, launch.env, launch.secrets))
+        except OSError as failed:
+            del self._known[supervisor.key]
+            raise OperatorError(str(folder), f"cannot be written: {failed.strerror}", "check the disk") from failed
+        except OperatorError:
+            del self._known[supervisor.key]
+            await trio.to_thread.run_sync(records.remove, folder)
+            raise
+        self._changed(supervisor.report())
+        if self._nursery is not None:
+            self._nursery.start_soon(self._supervise, supervisor)
+
+    async def forget(self, shard: str, generation: int) -> None:
+        """Drop an ended shard's record and log. Raises :class:`OperatorError` while it has not ended."""
+        supervisor = self._known.get((shard, generation))
+        if supervisor is None:
+            return
+        if not supervisor.shard.state.ended:
+            raise OperatorError(f"shard {shard}", f"is {supervisor.shard.state.value}", "stop it first")
+        if await trio.to_thread.run_sync(records.remove, supervisor.folder):
+            self._known.pop((shard, generation), None)
+
+    def _port(self) -> int:
+        """A port that no shard of ours has and that can be bound right now."""
+        taken = {s.record.port for s in self.alive()}
+        family = socket.AF_INET6 if ":" in self._config.address else socket.AF_INET
+        for port in range(self._config.port_first, self._config.port_last + 1):
+            if port in taken:
+                continue
+            with socket.socket(family, socket.SOCK_STREAM) as trial:
+                try:
+                    trial.bind((self._config.address, port))
+                except OSError:
+                    continue
+            return port
+        raise OperatorError(
+            f"ports {self._config.port_first}-{self._config.port_last}",
+            f"none is free on {self._config.address}",
+            "widen `ports` in agent.yaml, and check that `address` is this node's",
+        )
+
+
+def _past(record: Record, end: records.End | None, now: float) -> Shard:
+    """A shard whose engine ended before this agent started."""
+    code = end.exit if end is not None else Exit()
+    if record.state in (ShardState.STOPPED, ShardState.STOPPING):
+        return Shard(ShardState.STOPPED, record.since or now, "stopped before this agent started", "", exit=code)
+    if end is not None:
+        reason = end.error or f"the engine ended without being asked while no agent ran: {end.exit}"
+    elif record.boot_id == boot_id():
+        reason = "the engine ended while neither agent nor shim ran"
+    else:
+        reason = "the machine was restarted"
+    return Shard(ShardState.FAILED, end.at if end is not None else now, reason, "", exit=code)
+
+
+def _lives(folder: Path, record: Record) -> bool:
+    """Whether a shim holds the folder, or the engine itself is still the process that was started."""
+    with records.lock(folder) as free:
+        if not free:
+            return True
+        pids = records.pids(folder)
+        if pids is None or pids.engine is None or record.boot_id != boot_id():
+            return False
+        return process.start_time(pids.engine) == pids.engine_start

@@ -1,0 +1,220 @@
+"""The parent of one engine: starts it, reaps it, rotates its log, and writes down how it ended.
+
+Run by path as ``python -I -S shim.py FOLDER LOG_BYTES -- COMMAND …``; standard library only, because a copy of it
+lives as long as each engine does, and outlives any agent. It detaches itself, so that it is nobody's child, and is the
+subreaper of everything that the engine starts: a worker that leaves the process group is still its own.
+
+Files in FOLDER: ``lock`` is held for as long as the shim lives; ``shim.json`` has its pid and the engine's, with
+their start times; ``exit.json`` says how the engine ended, once nothing that it started is left; ``engine.log`` and
+``engine.log.1`` have its output. It does not start without ``record.json``: an agent that gave the launch up removes
+that first, under the lock.
+
+SIGTERM ends the engine's group, SIGUSR1 kills everything that it started. When the engine's first process ends, the
+rest of its group is ended too: workers of a dead engine hold GPU memory and serve nobody.
+"""
+
+import contextlib
+import ctypes
+import fcntl
+import json
+import os
+import shutil
+import signal
+import sys
+import time
+
+_PR_SET_CHILD_SUBREAPER = 36  # linux/prctl.h
+_ROTATE_EVERY_S = 1.0
+_GROUP_GRACE_S = 3.0
+_GIVE_UP_S = 20.0
+_HANDLED = {signal.SIGCHLD, signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGUSR1}
+
+
+def write(folder: str, name: str, value: object) -> None:
+    """Replace a file atomically and durably."""
+    fresh = os.path.join(folder, f".{name}.new")
+    handle = os.open(fresh, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
+    try:
+        os.write(handle, json.dumps(value).encode())
+        os.fsync(handle)
+    finally:
+        os.close(handle)
+    os.replace(fresh, os.path.join(folder, name))
+    entry = os.open(folder, os.O_RDONLY)
+    try:
+        os.fsync(entry)
+    finally:
+        os.close(entry)
+
+
+def start_time(pid: int) -> int | None:
+    """Field 22 of /proc/<pid>/stat: clock ticks from boot to the start of this process."""
+    try:
+        with open(f"/proc/{pid}/stat", "rb") as file:
+            return int(file.read().rpartition(b")")[2].split()[19])
+    except (OSError, ValueError, IndexError):
+        return None
+
+
+def children() -> list[int]:
+    """Everything whose parent is this process: the engine, and whatever lost its own parent."""
+    try:
+        with open(f"/proc/self/task/{os.getpid()}/children", encoding="ascii") as file:
+            return [int(pid) for pid in file.read().split()]
+    except OSError:
+        return [pid for pid in map(int, filter(str.isdigit, os.listdir("/proc"))) if parent(pid) == os.getpid()]
+
+
+def parent(pid: int) -> int | None:
+    """Field 4 of /proc/<pid>/stat, for kernels without the list of children."""
+    try:
+        with open(f"/proc/{pid}/stat", "rb") as file:
+            return int(file.read().rpartition(b")")[2].split()[1])
+    except (OSError, ValueError, IndexError):
+        return None
+
+
+def signal_all(engine: int, number: int, *, everything: bool) -> None:
+    """Signal the engine's group and, for the last resort, every child that left it.
+
+    The engine is not reaped before all else is gone, so its number cannot have become somebody else's.
+    """
+    with contextlib.suppress(ProcessLookupError, PermissionError):
+        os.killpg(engine, number)
+    if everything:
+        for pid in children():
+            with contextlib.suppress(ProcessLookupError, PermissionError):
+                os.kill(pid, number)
+
+
+def reap_others(engine: int) -> bool:
+    """Reap every ended child but the engine; whether any of them is still alive.
+
+    Who has no living parent is our child, so as long as anything that the engine started lives, one of ours does.
+    """
+    alive = False
+    for pid in children():
+        if pid != engine:
+            with contextlib.suppress(ChildProcessError):
+                alive |= os.waitpid(pid, os.WNOHANG) == (0, 0)
+    return alive
+
+
+def rotate(log: int, folder: str, limit: int) -> None:
+    """Keep the log below its limit: what it holds becomes ``engine.log.1`` and it starts anew.
+
+    The engine writes in append mode, so that after the cut it goes on at the beginning.
+    """
+    with contextlib.suppress(OSError):
+        if os.fstat(log).st_size > limit:
+            path = os.path.join(folder, "engine.log")
+            shutil.copyfile(path, f"{path}.1.new")
+            os.replace(f"{path}.1.new", f"{path}.1")
+            os.ftruncate(log, 0)
+
+
+def spawn(command: list[str], log: int) -> int:
+    """Start the engine in a session of its own, with our signal mask and handlers undone."""
+    return os.posix_spawnp(
+        command[0],
+        command,
+        os.environ,
+        file_actions=[
+            (os.POSIX_SPAWN_OPEN, 0, "/dev/null", os.O_RDONLY, 0),
+            (os.POSIX_SPAWN_DUP2, log, 1),
+            (os.POSIX_SPAWN_DUP2, log, 2),
+        ],
+        setsid=True,
+        setsigmask=(),
+        setsigdef=(signal.SIGPIPE, *_HANDLED),
+    )
+
+
+def watch(engine: int, log: int, folder: str, limit: int) -> dict[str, object]:
+    """Wait for the end of the engine and of everything that it started."""
+    ended: dict[str, object] | None = None
+    ended_at = rotated_at = time.monotonic()
+    killing = False
+    while True:
+        received = signal.sigtimedwait(_HANDLED, _ROTATE_EVERY_S if ended is None else 0.05)
+        number = None if received is None else received.si_signo
+        if number in (signal.SIGTERM, signal.SIGINT):
+            signal_all(engine, signal.SIGTERM, everything=False)
+        elif number == signal.SIGUSR1:
+            killing = True
+            signal_all(engine, signal.SIGKILL, everything=True)
+        others = reap_others(engine)
+        if ended is None:
+            seen = os.waitid(os.P_PID, engine, os.WEXITED | os.WNOHANG | os.WNOWAIT)
+            if seen is not None:
+                by_signal = seen.si_code in (os.CLD_KILLED, os.CLD_DUMPED)
+                ended = {
+                    "code": None if by_signal else seen.si_status,
+                    "signal": seen.si_status if by_signal else None,
+                    "at": time.time(),
+                }
+                ended_at = time.monotonic()
+                signal_all(engine, signal.SIGKILL if killing else signal.SIGTERM, everything=True)
+                others = reap_others(engine)
+        now = time.monotonic()
+        if now - rotated_at >= _ROTATE_EVERY_S:
+            rotated_at = now
+            rotate(log, folder, limit)
+        if ended is not None:
+            if not others:
+                os.waitpid(engine, 0)
+                return {**ended, "left": []}
+            if now - ended_at > _GIVE_UP_S:
+                return {**ended, "left": [pid for pid in children() if pid != engine]}
+            if killing or now - ended_at > _GROUP_GRACE_S:
+                signal_all(engine, signal.SIGKILL, everything=True)
+
+
+def main() -> int:
+    """Detach, start the engine, say which pids, watch it to its end."""
+    folder, limit, command = sys.argv[1], int(sys.argv[2]), sys.argv[4:]
+    lock = os.open(os.path.join(folder, "lock"), os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    try:
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError:
+        sys.stderr.write("another shim has this folder\n")
+        return 3
+    if not os.path.exists(os.path.join(folder, "record.json")):
+        sys.stderr.write("the launch was given up\n")
+        return 4
+    report, said = os.pipe()
+    if os.fork():
+        # The agent waits for this process only: until the engine was started, or could not be.
+        os.close(said)
+        with os.fdopen(report, "rb") as pipe:
+            answer = pipe.read()
+        sys.stdout.write(answer.decode())
+        return 0 if answer else 5
+    os.close(report)
+    os.setsid()
+    os.chdir(folder)
+    null = os.open("/dev/null", os.O_RDWR)
+    for number in (0, 1, 2):
+        os.dup2(null, number)
+    signal.pthread_sigmask(signal.SIG_BLOCK, _HANDLED)
+    ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
+    log = os.open("engine.log", os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o600)
+    me = {"shim": os.getpid(), "shim_start": start_time(os.getpid()), "engine": None, "engine_start": None}
+    write(folder, "shim.json", me)
+    try:
+        engine = spawn(command, log)
+    except OSError as failed:
+        write(folder, "exit.json", {"code": None, "signal": None, "at": time.time(), "left": [],
+                                    "error": f"{command[0]} cannot be started: {failed.strerror}"})  # fmt: skip
+        os.write(said, json.dumps(me).encode())
+        return 0
+    me |= {"engine": engine, "engine_start": start_time(engine)}
+    write(folder, "shim.json", me)
+    os.write(said, json.dumps(me).encode())
+    os.close(said)
+    write(folder, "exit.json", watch(engine, log, folder, limit))
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,197 @@
+"""One shard's supervisor: feeds what it sees to :mod:`llmgw.agent.shard`, and does what that says.
+
+Cancelling it lets go of the engine, which goes on serving. Only a stop that was asked for ends an engine.
+"""
+
+from __future__ import annotations
+
+import signal
+from collections.abc import Callable
+from pathlib import Path
+
+import trio
+from attrs import evolve
+
+from llmgw.agent import logs, records
+from llmgw.agent.probe import probe
+from llmgw.agent.process import Handle, Known
+from llmgw.agent.records import Record
+from llmgw.agent.shard import (
+    Action,
+    DrainAsked,
+    Ended,
+    Kill,
+    Observation,
+    Progressed,
+    Shard,
+    StopAsked,
+    Terminate,
+    Tick,
+    step,
+)
+from llmgw.engines.progress import progress
+from llmgw.scheduler.state import Exit, ShardReport, ShardState
+from llmgw.telemetry.logging import logger
+
+_PROBE_LOADING_S = 0.25
+_PROBE_READY_S = 2.0
+_LOG_EVERY_S = 0.25
+_TICK_S = 0.25
+_EXIT_FILE_S = 2.0
+
+Changed = Callable[["Supervisor"], None]
+
+
+class Supervisor:
+    """A launched engine and what is known of it. ``changed`` is called at every change worth reporting.
+
+    ``moved`` is set when the state is another one; whoever writes that down puts a new event in its place.
+    """
+
+    def __init__(
+        self,
+        folder: Path,
+        record: Record,
+        shard: Shard,
+        changed: Changed,
+        clock: Callable[[], float],
+        *,
+        adopted: bool,
+    ) -> None:
+        self.folder = folder
+        self.record = record
+        self.shard = shard
+        self.pid: int | None = None
+        self.log_tail: tuple[str, ...] = ()
+        self.done = trio.Event()
+        self.moved = trio.Event()
+        self._changed = changed
+        self._clock = clock
+        self._adopted = adopted
+        self._handle: Handle | None = None
+        self._log = logger("shard").bind(shard=record.shard, generation=record.generation)
+
+    @property
+    def key(self) -> tuple[str, int]:
+        """Which start of which shard this is."""
+        return self.record.shard, self.record.generation
+
+    def report(self) -> ShardReport:
+        """What goes up to the control plane."""
+        record, shard = self.record, self.shard
+        serving = shard.state in (ShardState.READY, ShardState.DRAINING)
+        return ShardReport(
+            shard=record.shard,
+            replica=record.replica,
+            generation=record.generation,
+            model=record.model,
+            rank=record.rank,
+            cluster=record.cluster,
+            profile_digest=record.profile_digest,
+            devices=record.devices,
+            state=shard.state,
+            reason=shard.reason,
+            next=shard.next,
+            since=shard.since,
+            pid=None if shard.state.ended else self.pid,
+            endpoint=record.endpoint if serving else None,
+            api_key=record.api_key if serving else None,
+            progress=shard.progress,
+            exit=shard.exit,
+            log_tail=self.log_tail,
+        )
+
+    def drain(self, reason: str) -> None:
+        """The router sends nothing new here."""
+        self._observe(DrainAsked(reason))
+
+    def stop(self, reason: str, grace_s: float) -> None:
+        """End the engine; :attr:`done` is set when nothing of it is left."""
+        self._observe(StopAsked(reason, grace_s))
+
+    async def run(self) -> None:
+        """Watch until the shard has ended, or until cancelled."""
+        pids = await trio.to_thread.run_sync(records.pids, self.folder)
+        self.pid = pids.engine if pids is not None else None
+        try:
+            if pids is not None:
+                # The shim knows the exit status; should it be gone, the engine itself is watched.
+                for pid, start in ((pids.shim, pids.shim_start), (pids.engine, pids.engine_start)):
+                    if self._handle is None and pid is not None and start is not None:
+                        self._handle = Handle.open(Known(pid, start))
+            async with trio.open_nursery() as nursery:
+                nursery.start_soon(self._watch_end)
+                nursery.start_soon(self._watch_log)
+                nursery.start_soon(self._watch_health)
+                nursery.start_soon(self._watch_clock)
+                await self.done.wait()
+                nursery.cancel_scope.cancel(reason="the shard has ended")
+        finally:
+            if self._handle is not None:
+                self._handle.close()
+                self._handle = None
+
+    async def _watch_end(self) -> None:
+        if self._handle is not None:
+            await self._handle.wait()
+        ended: Ended | None = None
+        with trio.move_on_after(_EXIT_FILE_S):
+            while ended is None:
+                found = await trio.to_thread.run_sync(records.end, self.folder)
+                if found is not None:
+                    ended = Ended(found.exit, found.error, found.left)
+                else:
+                    await trio.sleep(0.05)
+        self.log_tail = await trio.to_thread.run_sync(logs.tail, self.folder)
+        self._observe(ended or Ended(Exit()))
+
+    async def _watch_log(self) -> None:
+        reader = logs.LogReader(self.folder / "engine.log", from_end=self._adopted)
+        while self.shard.state in (ShardState.STARTING, ShardState.LOADING):
+            newest: Progressed | None = None
+            for line in await trio.to_thread.run_sync(reader.lines):
+                if (said := progress(self.record.profile.engine, line)) is not None:
+                    newest = Progressed(said.phase, said.fraction)
+            if newest is not None:
+                self._observe(newest)
+            await trio.sleep(_LOG_EVERY_S)
+
+    async def _watch_health(self) -> None:
+        while not self.shard.state.ended:
+            if self.shard.state is not ShardState.STOPPING:
+                self._observe(await probe(self.record))
+            loading = self.shard.state in (ShardState.STARTING, ShardState.LOADING)
+            await trio.sleep(_PROBE_LOADING_S if loading else _PROBE_READY_S)
+
+    async def _watch_clock(self) -> None:
+        while True:
+            self._observe(Tick())
+            await trio.sleep(_TICK_S)
+
+    def _observe(self, observation: Observation) -> None:
+        before = self.shard
+        self.shard, actions = step(before, observation, self.record.model, self.record.profile.limits, self._clock())
+        for action in actions:
+            self._act(action)
+        if self.shard == before:
+            return
+        if self.shard.state is not before.state:
+            self._log.info("shard", state=self.shard.state.value, reason=self.shard.reason)
+            self.record = evolve(self.record, state=self.shard.state, since=self.shard.since)
+            self.moved.set()
+        if self.shard.state.ended:
+            self.done.set()
+        self._changed(self)
+
+    def _act(self, action: Action) -> None:
+        if self._handle is None:
+            return
+        match action:
+            case Terminate():
+                self._handle.send(signal.SIGTERM)
+            case Kill():
+                self._log.warning("killing the engine and everything it started")
+                self._handle.send(signal.SIGUSR1 if self._shim_lives() else signal.SIGKILL)
+
+    def _shim_lives(self) -> bool:
+        return self._handle is not None and self._handle.known.pid != self.pid
