@@ -87,13 +87,10 @@ async def _signals(scope: trio.CancelScope, *, task_status: trio.TaskStatus[None
     with trio.open_signal_receiver(signal.SIGTERM, signal.SIGINT) as received:
         task_status.started()
         async for number in received:
-            if scope.cancel_called:
-                log.warning("second signal: ending at once")
-                os._exit(1)
             name = signal.Signals(number).name
             log.info("stopping; engines go on", signal=name)
             _notify("STOPPING=1")
-            scope.cancel(reason=name)
+            scope.cancel(reason=name)  # and with it this receiver: a second signal ends the process at once
 
 
 def _notify(state: str) -> None:

@@ -195,7 +195,7 @@ class Shards:
             raise OperatorError(str(folder), f"cannot be written: {failed.strerror}", "check the disk") from failed
         except OperatorError:
             del self._known[supervisor.key]
-            await trio.to_thread.run_sync(records.remove, folder)
+            records.remove(folder)  # a few small files, and no checkpoint that could lose the error
             raise
         self._changed(supervisor.report())
         if self._nursery is not None:

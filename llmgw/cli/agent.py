@@ -55,3 +55,20 @@ def inventory(ctx: click.Context, as_json: bool, root: Path | None) -> None:
         click.echo(json.dumps(converter().unstructure(found), indent=2))
     else:
         show_inventory(found)
+
+
+@command.command("stop-engines")
+@click.option(
+    "--grace", type=click.FloatRange(0), default=30.0, show_default=True, help="Seconds from SIGTERM to SIGKILL."
+)
+@click.pass_context
+def stop_engines(ctx: click.Context, grace: float) -> None:
+    """Stop every engine of this node, when its agent does not run.
+
+    For taking a node out of service, or one that is cut off from its control plane. While the agent runs, lower the
+    replicas in the settings instead.
+    """
+    from llmgw.agent.stop import stop_engines as stop
+
+    stopped = stop(Path(agent_config(ctx.obj).state_dir), grace)
+    click.echo("\n".join(f"stopped {name}" for name in stopped) or "no engine was running")

@@ -21,7 +21,7 @@ from llmgw.web.auth import TOKEN_FILE, read_token
 @click.option("--check", is_flag=True,
               help="Send requests, kill the agent, restart it, verify all of it, and exit with 0.")  # fmt: skip
 @click.option("--engine", metavar="PROGRAM",
-              help="llama-server, vllm (a CPU build) or fake. [default: a real one on the PATH, else fake]")  # fmt: skip
+              help="llama-server, vllm (a CPU build) or fake. [default: a real one on the PATH, or fake]")  # fmt: skip
 @click.option("--dir", "folder", type=click.Path(path_type=Path),
               help="Folder to make everything in, kept afterwards. [default: a temporary one]")  # fmt: skip
 @click.option("--port", type=click.IntRange(1, 65535), help="Port of the router. [default: a free one]")

@@ -1,0 +1,29 @@
+"""Token counts from the end of an engine's answer: its own ``usage`` block. Pure."""
+
+from __future__ import annotations
+
+import json
+
+TAIL_BYTES = 4096
+"""How much of an answer's end is kept to look for the block in; it is the last thing in it but ``[DONE]``."""
+
+_DECODER = json.JSONDecoder()
+
+
+def usage_of(tail: bytes) -> tuple[int, int] | None:
+    """Prompt and completion tokens, or ``None`` where the engine did not say."""
+    at = tail.rfind(b'"usage"')
+    if at < 0:
+        return None
+    text = tail[at + len(b'"usage"') :].decode(errors="replace").lstrip(" \t\r\n:")
+    try:
+        found, _ = _DECODER.raw_decode(text)
+    except (ValueError, RecursionError):
+        return None
+    if not isinstance(found, dict):
+        return None
+    prompt = found.get("prompt_tokens", found.get("input_tokens"))
+    completion = found.get("completion_tokens", found.get("output_tokens", 0))
+    if isinstance(prompt, int) and isinstance(completion, int) and prompt >= 0 and completion >= 0:
+        return prompt, completion
+    return None

@@ -1,0 +1,98 @@
+"""What the control plane and a router worker say to each other over their unix socket: a JSON object a line. Pure.
+
+Both ends are of the same version as a rule; a worker of another one is replaced, so nothing here is negotiated.
+"""
+
+from __future__ import annotations
+
+from functools import cache
+
+import cattrs
+import orjson
+from attrs import frozen
+
+from llmgw.errors import PeerError
+from llmgw.router.table import Table
+from llmgw.settings.convert import strict_converter
+
+MAX_LINE_BYTES = 64 * 1024 * 1024
+
+
+@frozen
+class Hello:
+    """Worker, first: who it is and where it listens. ``table`` is the version of the table that it serves with."""
+
+    pid: int
+    version: str
+    listen: str
+    table: int
+    started: float
+
+
+@frozen
+class Serving:
+    """Worker: the listener is open."""
+
+
+@frozen
+class Load:
+    """Worker: open requests by endpoint id, when they changed and every few seconds."""
+
+    outstanding: dict[str, int]
+
+
+@frozen
+class Failed:
+    """Worker: it cannot serve, and why; it ends after this."""
+
+    thing: str
+    reason: str
+    remedy: str
+
+
+@frozen
+class UseTable:
+    """Control plane: the routing table from now on."""
+
+    table: Table
+
+
+@frozen
+class Drain:
+    """Control plane: take nothing new, finish what is under way within so many seconds, and end."""
+
+    seconds: float
+
+
+FromWorker = Hello | Serving | Load | Failed
+ToWorker = UseTable | Drain
+
+_KINDS: dict[str, type] = {
+    "hello": Hello,
+    "serving": Serving,
+    "load": Load,
+    "failed": Failed,
+    "table": UseTable,
+    "drain": Drain,
+}
+_TAGS = {kind: tag for tag, kind in _KINDS.items()}
+
+
+@cache
+def _converter() -> cattrs.Converter:
+    return strict_converter(forbid_unknown=False)
+
+
+def encode(message: FromWorker | ToWorker) -> bytes:
+    """One line, its end included."""
+    return orjson.dumps({"type": _TAGS[type(message)], **_converter().unstructure(message)}) + b"\n"
+
+
+def decode(line: bytes) -> FromWorker | ToWorker:
+    """One message. Raises :class:`PeerError` when the line is none."""
+    try:
+        fields = orjson.loads(line)
+        message: FromWorker | ToWorker = _converter().structure(fields, _KINDS[fields.pop("type")])
+    except (ValueError, KeyError, TypeError, AttributeError, cattrs.BaseValidationError) as wrong:
+        raise PeerError("router control", f"a line is no message ({type(wrong).__name__})") from wrong
+    return message
