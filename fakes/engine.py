@@ -25,10 +25,9 @@ from typing import Any
 import attrs
 import trio
 
-_WORDS = (
-    "amber basin cedar delta ember fjord grove harbor island juniper kestrel lantern meadow north orchard prairie "
-    "quartz river summit timber umber valley willow yonder zephyr"
-).split()
+_WORDS = ("amber", "basin", "cedar", "delta", "ember", "fjord", "grove", "harbor", "island", "juniper", "kestrel",
+          "lantern", "meadow", "north", "orchard", "prairie", "quartz", "river", "summit", "timber", "umber", "valley",
+          "willow", "yonder", "zephyr")  # fmt: skip
 _MAX_HEAD = 64 * 1024
 _MAX_BODY = 64 * 1024 * 1024
 
@@ -149,8 +148,8 @@ class Connection:
     async def whole(self, status: int, body: bytes, kind: str = "application/json") -> None:
         """A complete answer."""
         reason = {200: "OK", 400: "Bad Request", 401: "Unauthorized", 404: "Not Found"}.get(status, "Error")
-        head = f"HTTP/1.1 {status} {reason}\r\nserver: fake-engine\r\ncontent-type: {kind}\r\ncontent-length: {len(body)}\r\n\r\n"
-        await self.stream.send_all(head.encode() + body)
+        head = f"HTTP/1.1 {status} {reason}\r\nserver: fake-engine\r\ncontent-type: {kind}\r\n"
+        await self.stream.send_all(f"{head}content-length: {len(body)}\r\n\r\n".encode() + body)
 
     async def begin_events(self) -> None:
         """The head of an event stream."""
@@ -246,6 +245,8 @@ class Engine:
                     await self._answer(connection, request)
                 except HttpError as wrong:
                     await connection.whole(wrong.status, wrong.body())
+                if request.headers.get("connection", "").lower() == "close":
+                    break
         except (trio.BrokenResourceError, trio.ClosedResourceError, ValueError):
             pass
         finally:
@@ -311,7 +312,7 @@ class Engine:
         finished = False
         try:
             await trio.sleep(self.behaviour.first_token_s)
-            while self.behaviour.hang:
+            while self.behaviour.hang:  # noqa: ASYNC110 - a plain flag, set by whoever tests
                 await trio.sleep(0.05)
             ident = hashlib.sha256(request.body).hexdigest()[:16]
             if body.get("stream"):
@@ -365,7 +366,7 @@ class Engine:
             await event([{"index": 0, "delta": {"role": "assistant", "content": ""}, "finish_reason": None}])
         for n, word in enumerate(words(prompt, count)):
             await trio.sleep(self.behaviour.token_s)
-            while self.behaviour.hang:
+            while self.behaviour.hang:  # noqa: ASYNC110 - a plain flag, set by whoever tests
                 await trio.sleep(0.05)
             if self.behaviour.crash == "stream" and n >= count // 2:
                 await connection.event(json.dumps({"error": {"message": "EngineCore died", "code": 500}}))

@@ -7,6 +7,7 @@ from attrs import frozen
 
 from llmgw.agent.records import Record
 from llmgw.agent.shard import Probed
+from llmgw.router.http1 import MAX_HEAD_BYTES, BadMessage, ChunkDecoder, parse_response
 
 _MAX_ANSWER_BYTES = 1024 * 1024
 
@@ -23,27 +24,35 @@ async def get(host: str, port: int, path: str, api_key: str | None, timeout_s: f
     """One GET; ``None`` when nothing answers in time. Cancelling it closes the connection."""
     key = f"Authorization: Bearer {api_key}\r\n" if api_key else ""
     request = f"GET {path} HTTP/1.1\r\nHost: engine\r\n{key}Connection: close\r\n\r\n".encode()
-    data = bytearray()
     with trio.move_on_after(timeout_s):
         try:
             async with await trio.open_tcp_stream(host, port) as stream:
                 await stream.send_all(request)
-                async for chunk in stream:
-                    data += chunk
-                    if len(data) > _MAX_ANSWER_BYTES:
-                        return None
-        except (OSError, trio.BrokenResourceError):
+                return await _answer(stream)
+        except (OSError, trio.BrokenResourceError, BadMessage):
             return None
-        return _parse(bytes(data))
     return None
 
 
-def _parse(data: bytes) -> Answer | None:
-    head, separator, body = data.partition(b"\r\n\r\n")
-    words = head.split(b"\r\n", 1)[0].split(b" ", 2)
-    if not separator or len(words) < 2 or not words[0].startswith(b"HTTP/1.") or not words[1].isdigit():
-        return None
-    return Answer(int(words[1]), body)
+async def _answer(stream: trio.abc.ReceiveStream) -> Answer | None:
+    """Read one answer, to where its head says that it ends: not every server closes when it is asked to."""
+    data = b""
+    while (end := data.find(b"\r\n\r\n")) < 0:
+        if len(data) > MAX_HEAD_BYTES or not (more := await stream.receive_some()):
+            return None
+        data += more
+    head, body = parse_response(data[: end + 4]), data[end + 4 :]
+    decoder = ChunkDecoder() if head.chunked else None
+    if decoder is not None:
+        body = decoder.feed(body)
+    while not (decoder.finished if decoder is not None else head.length is not None and len(body) >= head.length):
+        if len(body) > _MAX_ANSWER_BYTES:
+            return None
+        more = await stream.receive_some()
+        if not more:
+            return Answer(head.status, body) if decoder is None and head.length is None else None
+        body += more if decoder is None else decoder.feed(bytes(more))
+    return Answer(head.status, bytes(body))
 
 
 async def probe(record: Record) -> Probed:

@@ -107,8 +107,8 @@ def check(run: DemoRun) -> None:
     say("client", f"that stream ended whole: {len(text)} characters, finish_reason {long.finish}")
     run.wait("the node to be lost", 20, lambda: run.node_state() == "lost")
     run.wait("placement to say why", 10, lambda: any(m["unplaced"] for m in _models(run)))
-    for model in _models(run):
-        for line in explain_lines(model):
+    for row in _models(run):
+        for line in explain_lines(row):
             say("placement", line)
     answer = api.chat.completions.create(
         model=run.demo.models[0], messages=[{"role": "user", "content": _PROMPT}], max_tokens=8, timeout=60

@@ -179,17 +179,30 @@ def _devices(node: dict[str, Any]) -> str:
 
 
 def survivors(folder: Path) -> Iterator[tuple[int, str]]:
-    """Processes other than this one whose command line names the demo's folder."""
+    """Processes whose command line names the demo's folder, but for this one and those that it descends from."""
+    spared = _ancestors()
     for entry in Path("/proc").iterdir():
-        if not entry.name.isdigit() or int(entry.name) == os.getpid():
+        if not entry.name.isdigit() or int(entry.name) in spared:
             continue
         try:
             line = (entry / "cmdline").read_bytes().replace(b"\0", b" ").decode(errors="replace")
             state = (entry / "stat").read_text().rpartition(")")[2].split()[0]
         except OSError:
             continue
-        if str(folder) in line and state != "Z":
+        if f"{folder}/" in line and state != "Z":
             yield int(entry.name), line
+
+
+def _ancestors() -> set[int]:
+    found = {os.getpid()}
+    pid = os.getpid()
+    while pid > 1:
+        try:
+            pid = int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1])
+        except (OSError, ValueError):
+            break
+        found.add(pid)
+    return found
 
 
 @contextmanager

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import socket
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -62,28 +62,30 @@ class Channel:
 
     def __init__(self, stream: trio.SocketStream) -> None:
         self._stream = stream
+        self._buffer = bytearray()
+        self._searched = 0
 
     async def send(self, message: FromWorker | ToWorker) -> None:
         """Write one message. Raises ``trio.BrokenResourceError`` when the other end is gone."""
         await self._stream.send_all(encode(message))
 
-    async def messages(self) -> AsyncIterator[FromWorker | ToWorker]:
-        """What the other end says, until it is gone. Raises :class:`PeerError` for what is no message."""
-        buffer = bytearray()
-        while True:
+    async def receive(self) -> FromWorker | ToWorker | None:
+        """The next message, or ``None`` when the other end is gone. Raises :class:`PeerError` for what is none."""
+        while (end := self._buffer.find(b"\n", self._searched)) < 0:
+            self._searched = len(self._buffer)
+            if self._searched > MAX_LINE_BYTES:
+                raise PeerError("router control", "a line is too long")
             try:
                 data = await self._stream.receive_some(65536)
             except (trio.BrokenResourceError, trio.ClosedResourceError):
-                return
+                return None
             if not data:
-                return
-            buffer += data
-            while (end := buffer.find(b"\n")) >= 0:
-                line = bytes(buffer[:end])
-                del buffer[: end + 1]
-                yield decode(line)
-            if len(buffer) > MAX_LINE_BYTES:
-                raise PeerError("router control", "a line is too long")
+                return None
+            self._buffer += data
+        line = bytes(self._buffer[:end])
+        del self._buffer[: end + 1]
+        self._searched = 0
+        return decode(line)
 
     async def aclose(self) -> None:
         """Close the connection."""

@@ -110,8 +110,7 @@ class Worker:
     async def _talk(self, channel: Channel) -> None:
         async with trio.open_nursery() as nursery:
             nursery.start_soon(self._say_load, channel, nursery.cancel_scope)
-            stream = channel.messages()
-            async for message in stream:
+            while (message := await channel.receive()) is not None:
                 match message:
                     case UseTable(table=table):
                         self._server.use(table)

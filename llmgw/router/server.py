@@ -143,7 +143,7 @@ class RouterServer:
                 await connection.serve()
             except OSError:
                 scope.cancel(reason="the client is gone")
-            except Exception:
+            except Exception:  # noqa: BLE001
                 # One client's request must not end the others': it is written down, and this connection ends.
                 _log.exception("request failed")
             finally:

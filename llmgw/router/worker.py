@@ -56,6 +56,8 @@ class RouterWorker:
         self._left = trio.Event()
         self._on_load: Callable[[Mapping[str, int]], None] = lambda _counts: None
         self._draining = False
+        self._failure = ("the router", "failed", "")
+        self._nursery: trio.Nursery | None = None
         self._log = logger("router")
         self.in_flight: Mapping[str, int] = {}
         self.state = WorkerState("starting", "not started yet", time.time(), None)
@@ -80,6 +82,7 @@ class RouterWorker:
         Raises :class:`OperatorError` when the first one cannot, for one because its address is taken.
         """
         async with trio.open_nursery() as nursery:
+            self._nursery = nursery
             listener = await trio.to_thread.run_sync(listen, self._socket)
             nursery.start_soon(self._serve_control, listener)
             if not await self._adopted():
@@ -151,6 +154,8 @@ class RouterWorker:
             "--log-level", self._log_config.level.value, "--log-format", self._log_config.format.value,
         ]  # fmt: skip
         process = await trio.lowlevel.open_process(argv, stdin=subprocess.DEVNULL, start_new_session=True)
+        assert self._nursery is not None
+        self._nursery.start_soon(self._reap, process)
         self._pid_file.write_text(f"{process.pid}\n")
         with trio.move_on_after(_START_S):
             await self._arrived.wait()
@@ -159,6 +164,14 @@ class RouterWorker:
         if self._hello is None:
             process.kill()
             raise OperatorError("the router", f"did not come up within {_START_S:g} s", "see its log lines above")
+
+    async def _reap(self, process: trio.Process) -> None:
+        """Wait for the process; one that ended before it reported has failed."""
+        code = await process.wait()
+        if not self._arrived.is_set():
+            self._failure = ("the router", f"ended with exit code {code} before it served", "see its log lines above")
+            self._set("failed", self._failure[1], None)
+            self._arrived.set()
 
     async def _serve_control(self, listener: trio.SocketListener) -> None:
         async with trio.open_nursery() as nursery:
@@ -169,7 +182,7 @@ class RouterWorker:
         channel = Channel(stream)
         try:
             async with trio.open_nursery() as nursery:
-                async for message in channel.messages():
+                while (message := await channel.receive()) is not None:
                     match message:
                         case Hello():
                             self._hello, self._channel = message, channel

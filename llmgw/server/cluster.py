@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterable, Mapping
 
 from attrs import evolve, frozen
 
+from llmgw.hardware.inventory import Inventory
 from llmgw.link.messages import Register, StartShard
 from llmgw.scheduler.explain import Outcome, Unplaced
 from llmgw.scheduler.liveness import node_state
@@ -81,7 +82,7 @@ class Cluster:
         """A message of any kind came from the node."""
         self._rows[node] = evolve(self._rows[node], last_heard=now)
 
-    def rediscovered(self, node: str, inventory: object) -> NodeRow:
+    def rediscovered(self, node: str, inventory: Inventory) -> NodeRow:
         """The node read its hardware again."""
         self._rows[node] = evolve(self._rows[node], inventory=inventory)
         self._woken()

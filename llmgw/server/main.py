@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 import signal
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
@@ -145,7 +145,7 @@ class Server:
             root.cancel_scope.cancel(reason=self._signal)
         self._log.info("stopped", signal=self._signal)
 
-    def _loaded(self, cluster: Cluster, reconciler: Reconciler, load: dict[str, int]) -> None:
+    def _loaded(self, cluster: Cluster, reconciler: Reconciler, load: Mapping[str, int]) -> None:
         cluster.in_flight = load
         if any(r.goal.value == "drain" for r in cluster.replicas):
             reconciler.wake()

@@ -147,10 +147,12 @@ class Reconciler:
             self._say(number, outcome)
             self._cluster.apply(outcome)
         self._publish(now)
-        for node, commands in messages(outcome.commands, self._cluster.id, self._cluster.epoch).items():
-            self._agents.dispatch(node, commands)
-        for node, commands in forgets(state, outcome, self._cluster.epoch).items():
-            self._agents.dispatch(node, commands)
+        for by_node in (
+            messages(outcome.commands, self._cluster.id, self._cluster.epoch),
+            forgets(state, outcome, self._cluster.epoch),
+        ):
+            for name, commands in by_node.items():
+                self._agents.dispatch(name, commands)
         due = [now + _TICK_S]
         if outcome.wake_at is not None:
             due.append(outcome.wake_at)

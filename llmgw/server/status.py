@@ -64,7 +64,9 @@ class Status:
 
     def router(self) -> RouterStatus:
         """The router's process."""
-        return self._router.status()
+        state = self._router.state
+        streams = sum(self._router.in_flight.values())
+        return RouterStatus(self._router.listen, state.state, state.reason, state.since, state.pid, streams)
 
     async def decisions(self, limit: int) -> tuple[StoredDecision, ...]:
         """The newest decisions."""
@@ -76,5 +78,5 @@ class Status:
 
     def ready(self) -> str:
         """Why this daemon does not do its work; empty when it does."""
-        router = self._router.status()
+        router = self._router.state
         return "" if router.state == "serving" else f"the router is {router.state}: {router.reason}"
