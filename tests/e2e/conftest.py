@@ -98,6 +98,8 @@ def prepared(tmp_path: Path) -> Iterator[System]:
     """Everything written, nothing started; whatever the test starts is stopped, and nothing may be left."""
     lines: list[str] = []
     demo = prepare(tmp_path / "d", Engine(DemoEngine.FAKE), None)
+    settings = demo.folder / "settings.yaml"
+    settings.write_text(settings.read_text().replace('"load_s": 4.0', '"load_s": 0.4').replace("1.5,", "0.4,"))
     run = DemoRun(demo, lambda subject, text: lines.append(f"{subject} {text}"))
     try:
         yield System(demo, run, lines)

@@ -1,0 +1,373 @@
+from __future__ import annotations
+
+import itertools
+
+from attrs import evolve
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from llmgw.hardware.health import stranger
+from llmgw.scheduler.decide import BACKOFF_FIRST_S, BACKOFF_LONGEST_S, DRAIN_SETTLE_S, decide
+from llmgw.scheduler.explain import DecisionKind, DrainCommand, Outcome, StartCommand, StopCommand
+from llmgw.scheduler.state import ClusterState, Goal, NodeState, Replica, ShardReport, ShardState
+from tests.scheduler.clusters import (
+    CLUSTER,
+    NOW,
+    cluster,
+    device,
+    model,
+    node,
+    profile,
+    report,
+    row,
+    states,
+)
+
+
+def after(state: ClusterState, outcome: Outcome, **more: object) -> ClusterState:
+    return evolve(state, replicas=outcome.replicas, next_serial=outcome.next_serial, **more)
+
+
+def kinds(outcome: Outcome) -> list[DecisionKind]:
+    return [d.kind for d in outcome.decisions]
+
+
+# What a pass does.
+
+
+def test_places_and_starts() -> None:
+    outcome = decide(cluster((node(),), (model(replicas=2),)), NOW)
+    assert [r.id for r in outcome.replicas] == ["m-100", "m-101"]
+    assert outcome.next_serial == 102
+    assert {s.devices for r in outcome.replicas for s in r.shards} == {(0,), (1,)}
+    assert [type(c) for c in outcome.commands] == [StartCommand, StartCommand]
+    assert kinds(outcome) == [DecisionKind.PLACE, DecisionKind.PLACE]
+    assert outcome.decisions[0].reason == "profile p on n1: gpu-0 (h100-80g)"
+
+
+def test_a_start_is_repeated_until_it_is_reported() -> None:
+    replica = row()
+    state = cluster((node(),), (model(),), (replica,))
+    assert decide(state, NOW).commands == (StartCommand(replica, replica.shards[0]),)
+    told = evolve(state, nodes=(node(reports=(report(replica, ShardState.STARTING),)),))
+    assert decide(told, NOW).commands == ()
+
+
+def test_unplaced_names_every_candidate_and_what_would_help() -> None:
+    nodes = (
+        node("n1", (device(0, fault="has 2 uncorrected ECC errors"), device(1, used_mib=11_000))),
+        node("n2", (device(0, "l40s-45g"), device(1, "l40s-45g"))),
+        node("n3", state=NodeState.UNREACHABLE),
+        node("n4", engines=()),
+    )
+    outcome = decide(cluster(nodes, (model("m", 1, profile(gpus=2)),)), NOW)
+    (unplaced,) = outcome.unplaced
+    assert (unplaced.wanted, unplaced.running) == (1, 0)
+    said = {c.node: [(r.filter, r.reason, r.remedy) for r in c.refusals] for c in unplaced.candidates}
+    assert said["n1"] == [
+        (
+            "devices",
+            "2 of 2 devices short: gpu-0 has 2 uncorrected ECC errors, gpu-1 holds 11 GiB by pid 4711 python",
+            "stop the process that holds the memory",
+        )
+    ]
+    assert said["n2"][0][1] == "class h100-80g wanted, node has 2 x l40s-45g"
+    assert said["n3"][0][1] == "n3 is unreachable: its agent is not heard"
+    assert said["n4"][0][1] == "needs engine vllm, n4 has none"
+    assert unplaced.reason == (
+        "no node can take it: 4 candidates turned down (1 by device-class, 1 by devices, 1 by engine, 1 by node-state)"
+    )
+
+
+def test_no_node_at_all() -> None:
+    (unplaced,) = decide(cluster((), (model(),)), NOW).unplaced
+    assert unplaced.reason == "no node has registered; start llmgw agent on a node"
+
+
+def test_devices_that_another_replica_has_are_named() -> None:
+    replica = row(devices=(0, 1))
+    state = cluster((node(reports=(report(replica, ShardState.READY),)),), (model(replicas=2),), (replica,))
+    (unplaced,) = decide(state, NOW).unplaced
+    assert unplaced.candidates[0].refusals[0].reason == "1 of 1 devices short: gpu-0 runs m-1.0, gpu-1 runs m-1.0"
+
+
+def test_an_unreachable_node_moves_nothing() -> None:
+    replica = row()
+    away = node(state=NodeState.UNREACHABLE, reports=(report(replica, ShardState.READY),))
+    outcome = decide(cluster((away, node("n2")), (model(),), (replica,)), NOW)
+    assert (outcome.commands, outcome.decisions, outcome.unplaced) == ((), (), ())
+    assert outcome.replicas == (replica,)
+
+
+def test_a_lost_node_is_replaced_and_reaped_when_it_returns() -> None:
+    old = row()
+    lost = node(state=NodeState.LOST, reports=(report(old, ShardState.READY),))
+    state = cluster((lost, node("n2")), (model(),), (old,))
+    outcome = decide(state, NOW)
+    assert kinds(outcome) == [DecisionKind.PLACE, DecisionKind.EVICT]
+    new = next(r for r in outcome.replicas if r.id != old.id)
+    assert next(r for r in outcome.replicas if r.id == old.id).superseded_by == new.id
+
+    back = node(reports=(report(old, ShardState.READY),))
+    loading = node("n2", reports=(report(new, ShardState.LOADING),))
+    waiting = decide(after(state, outcome, nodes=(back, loading)), NOW)
+    assert waiting.commands == (), "the old engine serves until the new one is ready"
+
+    ready = node("n2", reports=(report(new, ShardState.READY),))
+    outcome = decide(after(state, outcome, nodes=(back, ready)), NOW)
+    assert next(r for r in outcome.replicas if r.id == old.id).goal is Goal.DRAIN
+    later = decide(after(state, outcome, nodes=(back, ready), in_flight={"m-1.0": 0}), NOW + DRAIN_SETTLE_S)
+    assert [c for c in later.commands if isinstance(c, StopCommand)][0].shard == "m-1.0"
+
+
+def test_a_node_that_returns_before_a_replacement_keeps_its_engine() -> None:
+    replica = row()
+    lost = node(state=NodeState.LOST, reports=(report(replica, ShardState.READY),))
+    state = cluster((lost,), (model(),), (replica,))
+    outcome = decide(state, NOW)
+    assert outcome.unplaced[0].reason.startswith("1 on a lost node; ")
+    back = after(state, outcome, nodes=(node(reports=(report(replica, ShardState.READY),)),))
+    outcome = decide(back, NOW)
+    assert outcome.replicas == (replica,)
+    assert (outcome.commands, outcome.decisions, outcome.unplaced) == ((), (), ())
+
+
+def test_a_failure_is_started_again_with_backoff() -> None:
+    replica = row()
+    state = cluster((node(reports=(report(replica, ShardState.FAILED),)),), (model(),), (replica,))
+    outcome = decide(state, NOW)
+    (again,) = outcome.replicas
+    assert (again.generation, again.failures, again.not_before) == (2, 1, NOW + BACKOFF_FIRST_S)
+    assert outcome.commands == ()
+    assert outcome.wake_at == again.not_before
+    assert outcome.decisions[0].reason == "killed by signal 9; started again in 5 s (failure 1)"
+    later = decide(after(state, outcome), NOW + BACKOFF_FIRST_S)
+    assert later.commands == (StartCommand(again, again.shards[0]),)
+
+
+def test_backoff_grows_to_its_limit_and_is_forgiven() -> None:
+    tired = row(failures=30)
+    state = cluster((node(reports=(report(tired, ShardState.FAILED),)),), (model(),), (tired,))
+    assert decide(state, NOW).replicas[0].not_before == NOW + BACKOFF_LONGEST_S
+    steady = evolve(state, nodes=(node(reports=(evolve(report(tired, ShardState.READY), since=NOW - 601),)),))
+    assert decide(steady, NOW).replicas[0].failures == 0
+
+
+def test_a_failure_on_a_device_that_broke_is_placed_anew() -> None:
+    replica = row()
+    broken = node(devices=(device(0, fault="GPU is lost"), device(1)), reports=(report(replica, ShardState.FAILED),))
+    state = cluster((broken,), (model(),), (replica,))
+    outcome = decide(state, NOW)
+    assert kinds(outcome) == [DecisionKind.EVICT, DecisionKind.PLACE, DecisionKind.FORGET]
+    assert [s.devices for r in outcome.replicas for s in r.shards] == [(1,)]
+
+
+def test_scale_down_drains_then_stops_then_forgets() -> None:
+    rows = (row(1, devices=(0,)), row(2, devices=(1,)))
+    reports = tuple(report(r, ShardState.READY) for r in rows)
+    state = cluster((node(reports=reports),), (model(replicas=1),), rows, in_flight={"m-1.0": 0, "m-2.0": 3})
+    outcome = decide(state, NOW)
+    drained = next(r for r in outcome.replicas if r.goal is Goal.DRAIN)
+    assert drained.id == "m-2", "the newest of equals"
+    assert outcome.commands == (DrainCommand("n1", "m-2.0", 1, "1 replicas are wanted, this is one too many"),)
+
+    busy = decide(after(state, outcome), NOW + 10)
+    assert not [c for c in busy.commands if isinstance(c, StopCommand)]
+    over = decide(after(state, busy), NOW + drained.profile.limits.drain_s)
+    assert [c.shard for c in over.commands if isinstance(c, StopCommand)] == ["m-2.0"]
+    assert over.decisions[0].reason.endswith("drained for 60 s")
+    gone = node(reports=(reports[0], report(rows[1], ShardState.STOPPED)))
+    done = decide(after(state, over, nodes=(gone,)), NOW + 100)
+    assert [r.id for r in done.replicas] == ["m-1"]
+    assert kinds(done) == [DecisionKind.FORGET]
+
+
+def test_an_edited_profile_rolls_over_where_there_is_room() -> None:
+    old = row()
+    edited = model("m", 1, profile(context_length=4096))
+    state = cluster((node(reports=(report(old, ShardState.READY),)),), (edited,), (old,))
+    outcome = decide(state, NOW)
+    new = next(r for r in outcome.replicas if r.id != "m-1")
+    assert new.reason.startswith("profile p was changed: replaces m-1")
+    assert next(r for r in outcome.replicas if r.id == "m-1").superseded_by == new.id
+
+
+def test_an_edited_profile_without_room_drains_first() -> None:
+    old = row()
+    edited = model("m", 1, profile(context_length=4096))
+    full = node(devices=(device(0),), reports=(report(old, ShardState.READY),))
+    outcome = decide(cluster((full,), (edited,), (old,)), NOW)
+    assert outcome.replicas[0].goal is Goal.DRAIN
+    assert outcome.decisions[0].reason == "profile p was changed, and there is no room for both the old and the new one"
+
+
+def test_limits_alone_restart_nothing() -> None:
+    old = row()
+    patient = profile(limits=evolve(profile().limits, load_s=7200))
+    state = cluster((node(reports=(report(old, ShardState.READY),)),), (model("m", 1, patient),), (old,))
+    outcome = decide(state, NOW)
+    assert outcome.replicas == (evolve(old, profile=patient),)
+    assert (outcome.commands, outcome.decisions) == ((), ())
+
+
+def test_strangers_are_reaped_but_not_those_of_another_cluster() -> None:
+    ghost, foreign = row(7), row(8, devices=(1,))
+    reports = (report(ghost, ShardState.READY), report(foreign, ShardState.READY, cluster="other"))
+    outcome = decide(cluster((node(reports=reports),), ()), NOW)
+    assert [c.shard for c in outcome.commands if isinstance(c, StopCommand)] == ["m-7.0"]
+    assert outcome.decisions[0].reason == "no replica wants this shard"
+
+
+def test_an_earlier_start_that_still_runs_is_stopped() -> None:
+    replica = row(generation=2)
+    state = cluster((node(reports=(report(replica, ShardState.READY, generation=1),)),), (model(),), (replica,))
+    stops = [c for c in decide(state, NOW).commands if isinstance(c, StopCommand)]
+    assert [(c.shard, c.generation) for c in stops] == [("m-1.0", 1)]
+
+
+# What holds for every state there can be.
+
+
+def usable(state: ClusterState, name: str, number: int) -> bool:
+    found = state.node(name)
+    assert found is not None
+    this = found.inventory.device(number)
+    return this is not None and not this.faults and stranger(this, ours=False) is None
+
+
+@given(states())
+@settings(max_examples=300, deadline=None)
+def test_never(state: ClusterState) -> None:
+    outcome = decide(state, NOW)
+    before = {r.id for r in state.replicas}
+    new = [r for r in outcome.replicas if r.id not in before]
+    taken = {
+        (s.node, d) for r in outcome.replicas if r.id in before for s in r.shards for d in s.devices
+    } | {(n.id, d) for n in state.nodes for r in n.reports if not r.state.ended for d in r.devices}
+    for replica in new:
+        for shard in replica.shards:
+            here = state.node(shard.node)
+            assert here is not None
+            assert here.state is NodeState.CONNECTED
+            assert len(shard.devices) == replica.profile.gpus
+            classes = set()
+            for number in shard.devices:
+                assert (shard.node, number) not in taken, "given out twice"
+                taken.add((shard.node, number))
+                assert usable(state, shard.node, number)
+                found = here.inventory.device(number)
+                assert found is not None
+                classes.add(found.device_class)
+            assert len(classes) == 1
+            assert classes <= set(replica.profile.device_class)
+            if replica.profile.tp > 1 and here.inventory.nvlink_domains:
+                assert any(set(shard.devices) <= set(d) for d in here.inventory.nvlink_domains)
+    wanted = {(s.shard, r.generation) for r in outcome.replicas if r.goal is Goal.RUN for s in r.shards}
+    for command in outcome.commands:
+        if isinstance(command, StopCommand):
+            assert (command.shard, command.generation) not in wanted
+        if isinstance(command, StopCommand | DrainCommand):
+            where = state.node(command.node)
+            assert where is not None
+            assert where.state is NodeState.CONNECTED
+    for missing in outcome.unplaced:
+        assert missing.reason
+        if state.nodes:
+            of = state.model(missing.model)
+            assert of is not None
+            assert len(missing.candidates) == len(state.nodes) * len(of.profiles)
+            assert all(c.refusals for c in missing.candidates)
+
+
+@given(states())
+@settings(max_examples=200, deadline=None)
+def test_a_pass_on_its_own_result_changes_nothing_more(state: ClusterState) -> None:
+    first = decide(state, NOW)
+    # Rows can take a second step at once (drained, so stopped; superseded, so retired): let them settle first.
+    for _ in range(3):
+        first = decide(after(state, first), NOW)
+    second = decide(after(state, first), NOW)
+    assert second.replicas == first.replicas
+    assert second.commands == first.commands
+    assert second.unplaced == first.unplaced
+    assert [d for d in second.decisions if d.kind is not DecisionKind.REAP] == []
+
+
+def obey(state: ClusterState, outcome: Outcome) -> ClusterState:
+    """Agents that do what they are told at once."""
+    nodes = []
+    for here in state.nodes:
+        reports: dict[tuple[str, int], ShardReport] = {}
+        for said in here.reports:
+            if said.state in (ShardState.STARTING, ShardState.LOADING):
+                said = evolve(said, state=ShardState.READY)
+            elif said.state is ShardState.STOPPING:
+                said = evolve(said, state=ShardState.STOPPED)
+            reports[said.shard, said.generation] = said
+        for command in outcome.commands:
+            if isinstance(command, StartCommand) and command.assignment.node == here.id:
+                made = report(command.replica, ShardState.READY)
+                reports[made.shard, made.generation] = evolve(made, devices=command.assignment.devices)
+            elif isinstance(command, StopCommand) and command.node == here.id:
+                reports.pop((command.shard, command.generation), None)
+        wanted = {(s.shard, r.generation) for r in outcome.replicas for s in r.shards}
+        kept = tuple(r for r in reports.values() if not r.state.ended or (r.shard, r.generation) in wanted)
+        nodes.append(evolve(here, reports=kept))
+    flights = {s.shard: 0 for r in outcome.replicas for s in r.shards}
+    return after(state, outcome, nodes=tuple(nodes), in_flight=flights)
+
+
+@given(states(), st.integers(0, 2))
+@settings(max_examples=150, deadline=None)
+def test_everything_wanted_and_placeable_is_ready_in_the_end(state: ClusterState, flap: int) -> None:
+    now = NOW
+    for step in itertools.count():
+        outcome = decide(state, now)
+        state = obey(state, outcome)
+        now += 400.0
+        if step == 2 and state.nodes:
+            # Every node is back for good from here on; one was away in between.
+            away = state.nodes[flap % len(state.nodes)].id
+            state = evolve(
+                state,
+                nodes=tuple(
+                    evolve(n, state=NodeState.LOST if n.id == away else NodeState.CONNECTED) for n in state.nodes
+                ),
+            )
+        elif step >= 3:
+            state = evolve(state, nodes=tuple(evolve(n, state=NodeState.CONNECTED) for n in state.nodes))
+        if step > 20:
+            break
+    for of in state.models:
+        rows = [r for r in state.replicas if r.model == of.name and r.goal is Goal.RUN and not r.superseded_by]
+        ready = [r for r in rows if _ready(state, r)]
+        short = next((u for u in outcome.unplaced if u.model == of.name), None)
+        if short is None:
+            assert len(ready) == of.replicas
+        else:
+            assert len(ready) == short.running < of.replicas
+    assert not [r for r in state.replicas if r.goal is not Goal.RUN and state.node(r.shards[0].node) is not None]
+    foreign = [r for n in state.nodes for r in n.reports if r.cluster == CLUSTER and not r.state.ended]
+    assert {r.replica for r in foreign} <= {r.id for r in state.replicas}
+
+
+def _ready(state: ClusterState, replica: Replica) -> bool:
+    return all(
+        (said := state.report(s, replica.generation)) is not None and said.state is ShardState.READY
+        for s in replica.shards
+    )
+
+
+@given(st.data())
+@settings(max_examples=100, deadline=None)
+def test_if_there_is_a_place_one_is_found(data: st.DataObject) -> None:
+    here = node("n1", tuple(device(n, fault=data.draw(st.sampled_from(("", "x")))) for n in range(6)))
+    gpus = data.draw(st.integers(1, 6))
+    busy = data.draw(st.sets(st.integers(0, 5)))
+    rows = tuple(row(n + 1, devices=(n,), of=model("other")) for n in busy)
+    told = evolve(here, reports=tuple(report(r, ShardState.READY) for r in rows))
+    state = cluster((told,), (model("other", len(rows)), model("m", 1, profile(gpus=gpus))), rows)
+    free = [d.number for d in here.inventory.devices if not d.faults and d.number not in busy]
+    possible = any(True for _ in itertools.combinations(free, gpus))
+    outcome = decide(state, NOW)
+    assert any(r.model == "m" for r in outcome.replicas) == possible
