@@ -62,7 +62,7 @@ def version() -> None:
 def main() -> None:
     """Entry point of the ``llmgw`` program."""
     try:
-        cli(standalone_mode=False)
+        code = cli(standalone_mode=False)  # what a command gave to ctx.exit()
     except click.exceptions.Exit as ended:
         sys.exit(ended.exit_code)
     except click.Abort:
@@ -79,3 +79,4 @@ def main() -> None:
         # The reader of our output left (`llmgw ctl nodes | head`): nothing is wrong.
         sys.stderr.close()
         sys.exit(0)
+    sys.exit(code if isinstance(code, int) else 0)

@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping
-from enum import Enum
+from enum import Enum, StrEnum
+from functools import partial
 from types import GenericAlias, MappingProxyType, UnionType
 from typing import Any, Union, get_args, get_origin
 
@@ -45,9 +46,7 @@ def shown(value: object) -> str:
             return type(value).__name__
 
 
-def _text(value: Any, kind: Any) -> Any:
-    if kind is not str and issubclass(kind, Enum):
-        return _choice(value, kind)  # a hook by class catches subclasses too, and a StrEnum is a str
+def _text(value: Any, _kind: Any) -> str:
     if isinstance(value, str):
         return str(value)
     raise WrongValue("text", value)
@@ -79,6 +78,11 @@ def _choice(value: Any, kind: type[Enum]) -> Enum:
     raise WrongValue(f"one of {', '.join(str(m.value) for m in kind)}", value)
 
 
+def _plain_or_choice(hook: Callable[[Any, Any], Any], value: Any, kind: Any) -> Any:
+    """A hook by class catches subclasses too, and the members of a ``StrEnum`` are of one of ``str``."""
+    return _choice(value, kind) if issubclass(kind, Enum) else hook(value, kind)
+
+
 def _is_optional(kind: Any) -> bool:
     return get_origin(kind) in (Union, UnionType) and type(None) in get_args(kind) and len(get_args(kind)) == 2
 
@@ -100,10 +104,8 @@ def strict_converter(*, forbid_unknown: bool = True) -> cattrs.Converter:
     ``cattrs.BaseValidationError``.
     """
     converter = cattrs.Converter(forbid_extra_keys=forbid_unknown, detailed_validation=True)
-    converter.register_structure_hook(str, _text)
-    converter.register_structure_hook(bool, _flag)
-    converter.register_structure_hook(int, _whole)
-    converter.register_structure_hook(float, _number)
+    for plain, hook in ((str, _text), (bool, _flag), (int, _whole), (float, _number)):
+        converter.register_structure_hook(plain, partial(_plain_or_choice, hook))
     converter.register_structure_hook_func(lambda kind: isinstance(kind, type) and issubclass(kind, Enum), _choice)
     converter.register_structure_hook_factory(_is_optional, lambda kind: _optional(converter, kind))
     converter.register_structure_hook_factory(_is_texts, lambda kind: _texts(converter, kind))
@@ -114,9 +116,8 @@ def strict_converter(*, forbid_unknown: bool = True) -> cattrs.Converter:
         lambda _kind: lambda values: [converter.unstructure(v) for v in values],
     )
     converter.register_unstructure_hook(MappingProxyType, dict)
-    converter.register_unstructure_hook_func(
-        lambda kind: isinstance(kind, type) and issubclass(kind, Enum), lambda member: member.value
-    )
+    for kind in (Enum, StrEnum):
+        converter.register_unstructure_hook(kind, lambda member: member.value)
     return converter
 
 

@@ -117,7 +117,7 @@ def test_a_lost_node_is_replaced_and_reaped_when_it_returns() -> None:
     outcome = decide(after(state, outcome, nodes=(back, ready)), NOW)
     assert next(r for r in outcome.replicas if r.id == old.id).goal is Goal.DRAIN
     later = decide(after(state, outcome, nodes=(back, ready), in_flight={"m-1.0": 0}), NOW + DRAIN_SETTLE_S)
-    assert [c for c in later.commands if isinstance(c, StopCommand)][0].shard == "m-1.0"
+    assert next(c for c in later.commands if isinstance(c, StopCommand)).shard == "m-1.0"
 
 
 def test_a_node_that_returns_before_a_replacement_keeps_its_engine() -> None:
@@ -241,9 +241,9 @@ def test_never(state: ClusterState) -> None:
     outcome = decide(state, NOW)
     before = {r.id for r in state.replicas}
     new = [r for r in outcome.replicas if r.id not in before]
-    taken = {
-        (s.node, d) for r in outcome.replicas if r.id in before for s in r.shards for d in s.devices
-    } | {(n.id, d) for n in state.nodes for r in n.reports if not r.state.ended for d in r.devices}
+    taken = {(s.node, d) for r in outcome.replicas if r.id in before for s in r.shards for d in s.devices} | {
+        (n.id, d) for n in state.nodes for r in n.reports if not r.state.ended for d in r.devices
+    }
     for replica in new:
         for shard in replica.shards:
             here = state.node(shard.node)

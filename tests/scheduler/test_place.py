@@ -1,0 +1,56 @@
+from __future__ import annotations
+
+from llmgw.scheduler.place import NoPlace, Placement, place, views
+from tests.scheduler.clusters import device, model, node, profile
+
+
+def eight(name: str) -> tuple:
+    return tuple(device(n) for n in range(8))
+
+
+def test_packs_where_least_is_left() -> None:
+    nodes = (node("big", eight("big")), node("small", (device(0), device(1))))
+    found = place(model(), views(nodes, {}), {})
+    assert isinstance(found, Placement)
+    assert found.node == "small"
+    assert found.reason.endswith("of 2 nodes that could")
+
+
+def test_a_group_stays_in_one_nvlink_domain_and_takes_the_smallest() -> None:
+    here = node("n1", tuple(device(n) for n in range(6)), domains=((0, 1, 2, 3), (4, 5)))
+    found = place(model("m", 1, profile(gpus=2)), views((here,), {}), {})
+    assert isinstance(found, Placement)
+    assert found.devices == (4, 5)
+    nowhere = place(model("m", 1, profile(gpus=5)), views((here,), {}), {})
+    assert isinstance(nowhere, NoPlace)
+    assert nowhere.candidates[0].refusals[0].reason == (
+        "5 devices of one NVLink domain needed, domains have 4 free of 4, 2 free of 2"
+    )
+
+
+def test_an_earlier_profile_wins_and_classes_are_not_mixed() -> None:
+    here = node("n1", (device(0, "l40s-45g"), device(1), device(2)))
+    first = profile("big", 2, ("l40s-45g", "h100-80g"))
+    found = place(model("m", 1, first, profile("small")), views((here,), {}), {})
+    assert isinstance(found, Placement)
+    assert (found.profile.name, found.devices) == ("big", (1, 2))
+
+
+def test_memory_and_fp8_are_looked_at() -> None:
+    here = node("n1", (device(0, "a100-80g"),))
+    for wanted, said in (
+        (profile(classes=("a100-80g",), quantization="fp8"), "fp8 needs compute capability 8.9, gpu-0 has 8.0"),
+        (profile(classes=("a100-80g",), memory_gib=90.0), "gpu-0 has 79.6 GiB, 90 GiB are needed"),
+        (profile(nodes=2, tp=2), "needs 2 nodes, and placement over several nodes is not supported by this version"),
+    ):
+        found = place(model("m", 1, wanted), views((here,), {}), {})
+        assert isinstance(found, NoPlace)
+        assert said in found.candidates[0].refusals[0].reason
+
+
+def test_a_mig_replica_gets_exactly_one_instance() -> None:
+    name = "a100-80g-mig-3g.40gb"
+    here = node("n1", (device(1000, name), device(1001, name)))
+    found = place(model("m", 1, profile(classes=(name,))), views((here,), {"n1": {1000: "x"}}), {})
+    assert isinstance(found, Placement)
+    assert found.devices == (1001,)

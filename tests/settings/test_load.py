@@ -1,0 +1,211 @@
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from llmgw.settings.catalog import EngineKind
+from llmgw.settings.daemon import Address
+from llmgw.settings.faults import ConfigError
+from llmgw.settings.load import kind_of, load_agent, load_server, load_settings
+
+GOOD = """\
+models:
+  org/llama:3:
+    replicas: 2
+    profiles:
+      - name: one
+        engine: vllm
+        weights: /models/llama
+        device_class: h100-80g
+        gpus: 2
+        tp: 2
+        limits: {load_s: 7200}
+      - name: small
+        engine: llamacpp
+        weights: llama.gguf
+        device_class: [l40s-45g, l4-22g]
+  elsewhere:
+    endpoints: [http://10.0.0.7:8000]
+router: {idle_timeout_s: 30}
+liveness: {lost_s: 90}
+"""
+
+PROFILE = {
+    "name": "p", "engine": "vllm", "weights": "/w", "device_class": "h100-80g", "gpus": 1, "tp": 1,
+}  # fmt: skip
+
+
+def faults(text: str) -> list[str]:
+    with pytest.raises(ConfigError) as caught:
+        load_settings(text, "s.yaml")
+    return [str(f) for f in caught.value.faults]
+
+
+def with_profile(**changes: object) -> str:
+    return json.dumps({"models": {"m": {"profiles": [{**PROFILE, **changes}]}}})
+
+
+def test_a_whole_document() -> None:
+    settings = load_settings(GOOD)
+    llama, elsewhere = settings.models
+    assert (llama.name, llama.replicas) == ("org/llama:3", 2)
+    assert llama.profiles[0].limits.load_s == 7200.0
+    assert llama.profiles[1].engine is EngineKind.LLAMACPP
+    assert llama.profiles[1].device_class == ("l40s-45g", "l4-22g")
+    assert elsewhere.endpoints == ("http://10.0.0.7:8000",)
+    assert settings.liveness.lost_s == 90.0
+    assert settings.needs_control_plane
+    assert load_settings("") == load_settings("{}")
+
+
+def test_every_fault_at_once_with_its_place() -> None:
+    text = GOOD.replace("replicas: 2", "replicas: two").replace("gpus: 2", "gpuz: 2").replace("lost_s: 90", "lost: 90")
+    assert faults(text) == [
+        "s.yaml:3:5: models.org/llama:3.replicas: expected a whole number, found the text 'two'",
+        "s.yaml:9:9: models.org/llama:3.profiles[0].gpuz: unknown key (did you mean gpus?)",
+        "s.yaml:19:12: liveness.lost: unknown key (did you mean lost_s?)",
+    ]
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        ({"gpus": 4, "tp": 2}, "gpus: 1 node x 4 gpus = 4 devices, but tp 2 x pp 1 = 2"),
+        ({"tp": 0}, "tp: expected at least 1, found 0"),
+        ({"device_class": "a100-80g-mig-3g.40gb", "gpus": 2, "tp": 2}, "has exactly one MIG instance"),
+        ({"device_class": "a100-80g", "quantization": "fp8"}, "fp8 needs compute capability 8.9, a100-80g has 8.0"),
+        ({"device_class": "H100"}, "H100 is not a device class"),
+        ({"device_class": ["l4-22g", "l4-22g"]}, "l4-22g stands here twice"),
+        ({"device_class": []}, "device_class: is empty"),
+        ({"args": ["--host", "0.0.0.0"]}, "args[0]: --host is llmgw's own"),
+        ({"args": ["--api_key=x"]}, "args[0]: --api_key=x is llmgw's own (--api-key)"),
+        ({"args": ["--served-mod", "x"]}, "args[0]: --served-mod is llmgw's own (--served-model-name)"),
+        ({"env": {"CUDA_VISIBLE_DEVICES": "0"}}, "env.CUDA_VISIBLE_DEVICES: is llmgw's own"),
+        ({"env": {"LD_PRELOAD": "x"}}, "env.LD_PRELOAD: is llmgw's own"),
+        ({"env": {"a-b": "x"}}, "env.a-b: is not a name of a variable"),
+        ({"gpu_memory_utilization": 1.5}, "gpu_memory_utilization: expected more than 0 and at most 1, found 1.5"),
+        ({"limits": {"stop_s": 0}}, "limits.stop_s: expected more than 0 seconds, found 0"),
+        ({"engine": "llamacpp", "nodes": 2, "tp": 2}, "nodes: llama.cpp runs on one node here"),
+        ({"engine": "tgi"}, "engine: expected one of vllm, sglang, llamacpp, found the text 'tgi'"),
+        ({"weights": "--evil"}, "weights: is not a path or repository"),
+        ({"weights": None}, "weights: expected text, found nothing"),
+        ({"name": "a b"}, "name: is not a profile name"),
+        ({"memory_gib": 0}, "memory_gib: expected more than 0, found 0"),
+        ({"context_length": 0}, "context_length: expected at least 1, found 0"),
+    ],
+)
+def test_rules_of_a_profile(change: dict[str, object], said: str) -> None:
+    assert any(said in f for f in faults(with_profile(**change))), faults(with_profile(**change))
+
+
+def test_sglang_and_llama_flags_of_ours() -> None:
+    for engine, argument in (("sglang", "--tp"), ("sglang", "--model"), ("llamacpp", "-m"), ("llamacpp", "-c")):
+        assert "llmgw's own" in faults(with_profile(engine=engine, args=[argument, "x"]))[0]
+    assert load_settings(with_profile(args=["--max-num-seqs", "8", "--trust-remote-code", "8080"]))
+
+
+@pytest.mark.parametrize(
+    ("model", "said"),
+    [
+        ("a: {}", "models.a: has neither profiles nor endpoints"),
+        (f"a: {{endpoints: ['http://h:1'], profiles: [{json.dumps(PROFILE)}]}}", "stand beside profiles"),
+        ("a: {endpoints: ['https://h:1']}", "https endpoints are not supported by this version"),
+        ("a: {endpoints: ['http://h:1/v1']}", "has more than host and port"),
+        ("a: {endpoints: ['http://h:x']}", "is not a URL"),
+        ("a: {endpoints: ['http://h:1', 'http://h:1']}", "stands here twice"),
+        ("a b: {endpoints: ['http://h:1']}", "is not a model name"),
+        ("../x: {endpoints: ['http://h:1']}", "is not a model name"),
+        ("a: {name: b, endpoints: ['http://h:1']}", "the name is the key of the mapping"),
+        ("a: []", "expected a mapping, found a list"),
+        ("a: {replicas: -1, endpoints: ['http://h:1']}", "expected at least 0, found -1"),
+    ],
+)
+def test_rules_of_a_model(model: str, said: str) -> None:
+    assert any(said in f for f in faults(f"models:\n  {model}\n"))
+
+
+def test_liveness_and_router() -> None:
+    assert "less than two heartbeats" in faults("liveness: {heartbeat_s: 10, unreachable_s: 15}")[0]
+    assert "not more than unreachable_s" in faults("liveness: {unreachable_s: 30, lost_s: 30}")[0]
+    assert "expected more than 0 seconds" in faults("router: {connect_timeout_s: 0}")[0]
+
+
+SERVER = """\
+state_dir: state
+settings: settings.yaml
+router: {listen: 0.0.0.0:8000}
+link:
+  listen: "[::]:8443"
+  tls: {certificate: c.pem, key: /k.pem, ca: ../ca.pem}
+"""
+
+
+def test_server() -> None:
+    config = load_server(SERVER, "server.yaml", "/etc/llmgw")
+    assert (config.state_dir, config.settings) == ("/etc/llmgw/state", "/etc/llmgw/settings.yaml")
+    assert config.link is not None
+    assert config.link.listen == Address("::", 8443)
+    assert (config.link.tls.key, config.link.tls.ca) == ("/k.pem", "/etc/ca.pem")
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "said"),
+    [
+        ("0.0.0.0:8000", "8000", "router.listen: expected host:port, found the number 8000"),
+        ("0.0.0.0:8000", "h:99999", "router.listen: expected host:port"),
+        ("0.0.0.0:8000", "127.0.0.1:8001", "admin.listen: 127.0.0.1:8001 is also router's"),
+        ("settings: settings.yaml", "", "settings: is missing"),
+        ("state_dir:", "statedir:", "statedir: unknown key (did you mean state_dir?)"),
+        ("{certificate: c.pem,", "{", "link.tls.certificate: is missing"),
+    ],
+)
+def test_server_faults(old: str, new: str, said: str) -> None:
+    with pytest.raises(ConfigError) as caught:
+        load_server(SERVER.replace(old, new), "server.yaml", "/etc")
+    assert any(said in str(f) for f in caught.value.faults), caught.value
+
+
+AGENT = """\
+id: node-1
+control_planes: [cp.example:8443]
+tls: {certificate: c.pem, key: k.pem, ca: ca.pem}
+state_dir: /var/lib/llmgw
+ports: 20000-20010
+engines:
+  vllm: [vllm, serve]
+  llamacpp: {command: [llama-server], version: b11434}
+"""
+
+
+def test_agent() -> None:
+    config = load_agent(AGENT, "agent.yaml", "/etc/llmgw")
+    assert (config.port_first, config.port_last) == (20000, 20010)
+    vllm = config.engine(EngineKind.VLLM)
+    assert vllm is not None
+    assert vllm.command == ("vllm", "serve")
+    assert config.engine(EngineKind.SGLANG) is None
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "said"),
+    [
+        ("20000-20010", "20010-20000", "ports: 20010-20000 is not a range within 1024-65535"),
+        ("20000-20010", "20000", "ports: expected first-last, found the number 20000"),
+        ("id: node-1", "id: ../x", "id: '../x' is not a node id"),
+        ("[cp.example:8443]", "[]", "control_planes: is empty"),
+        ("  vllm:", "  vlm:", "engines.vlm: unknown engine (did you mean vllm?)"),
+        ("[vllm, serve]", "[]", "engines.vllm.command: is empty"),
+        ("ports:", "port_first:", "port_first: unknown key (did you mean ports?)"),
+    ],
+)
+def test_agent_faults(old: str, new: str, said: str) -> None:
+    with pytest.raises(ConfigError) as caught:
+        load_agent(AGENT.replace(old, new), "agent.yaml", "/etc")
+    assert any(said in str(f) for f in caught.value.faults), caught.value
+
+
+def test_kind_of() -> None:
+    assert [kind_of(t) for t in (SERVER, AGENT, GOOD)] == ["server", "agent", "settings"]
+    with pytest.raises(ConfigError, match=r"neither server\.yaml"):
+        kind_of("x: 1")
