@@ -1,0 +1,192 @@
+from __future__ import annotations
+
+import csv
+from pathlib import Path
+
+import pytest
+from attrs import evolve
+from hypothesis import given
+from hypothesis import strategies as st
+
+from llmgw.engines.base import Launch, ShardSpec
+from llmgw.engines.checks import refusals
+from llmgw.engines.registry import build
+from llmgw.engines.weights import weights_of
+from llmgw.errors import OperatorError
+from llmgw.hardware.inventory import Device, Fault
+from llmgw.settings.catalog import EngineKind, Profile
+from llmgw.settings.daemon import EngineInstall
+
+FLAGS = Path(__file__).resolve().parents[3] / "shared" / "engines" / "flags"
+COMMANDS = {
+    EngineKind.VLLM: ("vllm", "serve"),
+    EngineKind.SGLANG: ("python", "-m", "sglang.launch_server"),
+    EngineKind.LLAMACPP: ("llama-server",),
+}
+
+
+def device(number: int, name: str = "h100-80g", **more: object) -> Device:
+    return evolve(Device(number, f"GPU-{number}", "x", name, 81559, 1), **more)
+
+
+def spec(profile: Profile, **more: object) -> ShardSpec:
+    made = ShardSpec(
+        model="org/m",
+        profile=profile,
+        devices=tuple(device(n) for n in range(profile.gpus)),
+        install=EngineInstall(profile.engine, COMMANDS[profile.engine]),
+        host="10.0.0.1",
+        port=20001,
+        weights_dir="/models",
+        api_key="sk-secret",
+    )
+    return evolve(made, **more)
+
+
+def profile(engine: EngineKind = EngineKind.VLLM, **more: object) -> Profile:
+    return evolve(Profile("p", engine, "/w", ("h100-80g",)), **more)
+
+
+def test_vllm() -> None:
+    launch = build(
+        spec(profile(gpus=4, tp=2, pp=2, context_length=8192, quantization="fp8", gpu_memory_utilization=0.9,
+                     args=("--max-num-seqs", "64"), env={"OMP_NUM_THREADS": "1"}))
+    )  # fmt: skip
+    assert launch.argv == (
+        "vllm", "serve", "/w", "--served-model-name", "org/m", "--host", "10.0.0.1", "--port", "20001",
+        "--tensor-parallel-size", "2", "--pipeline-parallel-size", "2", "--gpu-memory-utilization", "0.9",
+        "--max-model-len", "8192", "--quantization", "fp8", "--max-num-seqs", "64",
+    )  # fmt: skip
+    assert launch.env["CUDA_VISIBLE_DEVICES"] == "GPU-0,GPU-1,GPU-2,GPU-3"
+    assert (launch.env["HF_HUB_OFFLINE"], launch.env["OMP_NUM_THREADS"]) == ("1", "1")
+    assert launch.secrets == {"VLLM_API_KEY": "sk-secret"}
+    assert (launch.ready_name, launch.endpoint) == ("org/m", "http://10.0.0.1:20001")
+
+
+def test_sglang_gets_no_key_and_a_longer_probe() -> None:
+    launch = build(spec(profile(EngineKind.SGLANG, gpus=2, tp=2, weights="org/repo")))
+    assert launch.argv[3:7] == ("--model-path", "org/repo", "--served-model-name", "org/m")
+    assert "--tp-size" in launch.argv
+    assert (launch.secrets, launch.api_key) == ({}, None)
+    assert launch.probe_timeout_s > 20
+    assert "HF_HUB_OFFLINE" not in launch.env
+
+
+def test_llamacpp() -> None:
+    launch = build(spec(profile(EngineKind.LLAMACPP, gpus=2, tp=2, weights="llama.gguf", context_length=4096)))
+    assert launch.argv[:5] == ("llama-server", "--model", "/models/llama.gguf", "--alias", "org/m")
+    assert launch.argv[-4:-2] == ("--split-mode", "layer")
+    assert launch.argv[-2:] == ("--ctx-size", "4096")
+    assert launch.secrets == {"LLAMA_API_KEY": "sk-secret"}
+
+
+def test_a_mig_device_is_named_by_its_uuid() -> None:
+    mig = device(1000, "a100-80g-mig-3g.40gb", uuid="MIG-1-2")
+    launch = build(spec(profile(device_class=("a100-80g-mig-3g.40gb",)), devices=(mig,)))
+    assert launch.env["CUDA_VISIBLE_DEVICES"] == "MIG-1-2"
+
+
+def test_no_secret_is_in_argv_env_or_repr() -> None:
+    for kind in EngineKind:
+        launch = build(spec(profile(kind)))
+        assert "sk-secret" not in " ".join(launch.argv)
+        assert "sk-secret" not in str(launch.env)
+        assert "sk-secret" not in repr(launch)
+        assert "sk-secret" not in repr(spec(profile(kind)))
+
+
+@pytest.mark.parametrize(
+    ("text", "kind", "name", "local"),
+    [
+        ("/a/b", EngineKind.VLLM, "/a/b", True),
+        ("./a", EngineKind.VLLM, "/models/a", True),
+        ("a", EngineKind.VLLM, "/models/a", True),
+        ("org/name", EngineKind.VLLM, "org/name", False),
+        ("org/name", EngineKind.LLAMACPP, "/models/org/name", True),
+        ("a/b.gguf", EngineKind.LLAMACPP, "/models/a/b.gguf", True),
+    ],
+)
+def test_weights(text: str, kind: EngineKind, name: str, local: bool) -> None:
+    found = weights_of(text, kind, "/models")
+    assert (found.name, found.local) == (name, local)
+
+
+@pytest.mark.parametrize("text", ["../x", "a/../../x", "./../x"])
+def test_weights_may_not_lead_out(text: str) -> None:
+    with pytest.raises(OperatorError, match="leads out of /models"):
+        weights_of(text, EngineKind.VLLM, "/models")
+
+
+@pytest.mark.parametrize(
+    ("profile", "devices", "said"),
+    [
+        (profile(gpus=2, tp=2), (device(0), device(1, "l40s-45g")), "different classes in one group: gpu-0 is h100-80g, gpu-1 is l40s-45g"),
+        (profile(device_class=("a100-80g",)), (device(0),), "gpu-0 is h100-80g, the profile wants a100-80g"),
+        (profile(gpus=2, tp=2), (device(0),), "needs 2 devices on a node, it was given 1"),
+        (profile(gpus=2, tp=1), (device(0), device(1)), "1 node x 2 gpus = 2 devices, but tp 1 x pp 1 = 1"),
+        (profile(quantization="fp8"), (device(0, compute_capability=80),), "fp8 needs compute capability 8.9, gpu-0 has 8.0"),
+        (profile(), (device(0, faults=(Fault("failed", "GPU is lost"),)),), "gpu-0 GPU is lost"),
+        (profile(args=("--host=::",)), (device(0),), "--host=:: is llmgw's own"),
+        (profile(env={"LD_PRELOAD": "x"}), (device(0),), "env.LD_PRELOAD: is llmgw's own"),
+        (profile(EngineKind.LLAMACPP, gpus=2, pp=2), (device(0), device(1)), "llama.cpp has no pipeline parallelism"),
+        (
+            profile(device_class=("a100-80g-mig-3g.40gb",), gpus=2, tp=2),
+            (device(1000, "a100-80g-mig-3g.40gb"), device(1001, "a100-80g-mig-3g.40gb")),
+            "has exactly one MIG instance",
+        ),
+    ],
+)  # fmt: skip
+def test_refused_before_anything_is_started(profile: Profile, devices: tuple[Device, ...], said: str) -> None:
+    assert any(said in f.reason for f in refusals("m", profile, devices)), refusals("m", profile, devices)
+    with pytest.raises(OperatorError):
+        build(spec(profile, devices=devices))
+
+
+profiles = st.builds(
+    lambda kind, n, pp, context, quantization, utilization, weights: profile(
+        kind,
+        gpus=n * pp,
+        tp=n,
+        pp=pp,
+        context_length=context,
+        quantization=quantization,
+        gpu_memory_utilization=utilization,
+        weights=weights,
+    ),
+    st.sampled_from(EngineKind),
+    st.integers(1, 4),
+    st.integers(1, 2),
+    st.none() | st.integers(1, 1_000_000),
+    st.none() | st.sampled_from(["fp8", "awq"]),
+    st.none() | st.floats(0.01, 1.0),
+    st.sampled_from(["/w", "w", "org/name", "w.gguf"]),
+).filter(lambda p: p.engine is not EngineKind.LLAMACPP or p.pp == 1)
+
+
+def flags_of(launch: Launch) -> list[str]:
+    return [a for a in launch.argv if a.startswith("--")]
+
+
+def known_flags(path: Path) -> set[str]:
+    with path.open(newline="") as file:
+        return {row["flag"] for row in csv.DictReader(file, delimiter="\t")}
+
+
+@pytest.mark.skipif(not FLAGS.exists(), reason="no tables of flags here")
+@given(profiles)
+def test_every_version_knows_every_flag_that_is_built(wanted: Profile) -> None:
+    launch = build(spec(wanted))
+    name = {EngineKind.VLLM: "vllm", EngineKind.SGLANG: "sglang", EngineKind.LLAMACPP: "llama"}[wanted.engine]
+    tables = sorted(FLAGS.glob(f"flags-{name}-*.tsv"))
+    assert tables
+    for table in tables:
+        assert set(flags_of(launch)) <= known_flags(table), table.name
+
+
+@given(profiles)
+def test_whatever_is_built_names_the_model_and_listens_where_it_was_told(wanted: Profile) -> None:
+    launch = build(spec(wanted))
+    line = " ".join(launch.argv)
+    assert "--host 10.0.0.1 --port 20001" in line
+    assert "org/m" in launch.argv
+    assert set(launch.env["CUDA_VISIBLE_DEVICES"].split(",")) == {f"GPU-{n}" for n in range(wanted.gpus)}
