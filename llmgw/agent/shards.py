@@ -25,6 +25,8 @@ from llmgw.settings.daemon import AgentConfig
 from llmgw.telemetry.logging import logger
 
 _KEY_BYTES = 24
+_SHIM_END_LOOKS = 100
+_SHIM_END_LOOK_S = 0.05
 
 
 class Shards:
@@ -80,6 +82,7 @@ class Shards:
             since = record.since or record.started
             shard = adopted(record.state, record.model, record.profile.limits, now, since)
             supervisor = self._add(folder, record, shard, adopted=True)
+            supervisor.attach()
             self._log.info("adopted", shard=record.shard, generation=record.generation, state=shard.state.value)
             assert self._nursery is not None
             self._nursery.start_soon(self._supervise, supervisor)
@@ -190,6 +193,7 @@ class Shards:
         try:
             await trio.to_thread.run_sync(records.write, folder, record)
             await process.spawn(folder, launch.argv, process.environment(os.environ, launch.env, launch.secrets))
+            supervisor.attach()
         except OSError as failed:
             del self._known[supervisor.key]
             raise OperatorError(str(folder), f"cannot be written: {failed.strerror}", "check the disk") from failed
@@ -208,8 +212,13 @@ class Shards:
             return
         if not supervisor.shard.state.ended:
             raise OperatorError(f"shard {shard}", f"is {supervisor.shard.state.value}", "stop it first")
-        if await trio.to_thread.run_sync(records.remove, supervisor.folder):
-            self._known.pop((shard, generation), None)
+        # Its shim ends right after it wrote down how the engine ended.
+        for _ in range(_SHIM_END_LOOKS):
+            if await trio.to_thread.run_sync(records.remove, supervisor.folder):
+                self._known.pop((shard, generation), None)
+                return
+            await trio.sleep(_SHIM_END_LOOK_S)
+        raise OperatorError(str(supervisor.folder), "its shim has not ended", "look for the process that holds `lock`")
 
     def _port(self) -> int:
         """A port that no shard of ours has and that can be bound right now."""

@@ -109,16 +109,22 @@ class Supervisor:
         """End the engine; :attr:`done` is set when nothing of it is left."""
         self._observe(StopAsked(reason, grace_s))
 
+    def attach(self) -> None:
+        """Take hold of the processes, by what the shim wrote down of them; before anybody may ask for a stop.
+
+        The shim knows the exit status; should it be gone, the engine itself is watched. Blocking, for a moment.
+        """
+        pids = records.pids(self.folder)
+        if pids is None:
+            return
+        self.pid = pids.engine
+        for pid, start in ((pids.shim, pids.shim_start), (pids.engine, pids.engine_start)):
+            if self._handle is None and pid is not None and start is not None:
+                self._handle = Handle.open(Known(pid, start))
+
     async def run(self) -> None:
         """Watch until the shard has ended, or until cancelled."""
-        pids = await trio.to_thread.run_sync(records.pids, self.folder)
-        self.pid = pids.engine if pids is not None else None
         try:
-            if pids is not None:
-                # The shim knows the exit status; should it be gone, the engine itself is watched.
-                for pid, start in ((pids.shim, pids.shim_start), (pids.engine, pids.engine_start)):
-                    if self._handle is None and pid is not None and start is not None:
-                        self._handle = Handle.open(Known(pid, start))
             async with trio.open_nursery() as nursery:
                 nursery.start_soon(self._watch_end)
                 nursery.start_soon(self._watch_log)

@@ -50,7 +50,7 @@ class Stream:
                     self.finish = chunk.choices[0].finish_reason or self.finish
                     if self.text:
                         self.begun.set()
-        except Exception as failed:  # noqa: BLE001 - judged by result()
+        except Exception as failed:
             self.failure = failed
             self.begun.set()
 

@@ -1,0 +1,396 @@
+"""Real shims and fake engines: started, watched, stopped, adopted, and never mistaken for anybody else's."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+import trio
+from attrs import evolve
+
+from llmgw.agent import logs, process, records
+from llmgw.agent.shards import Shards
+from llmgw.agent.stop import stop_engines
+from llmgw.agent.supervisor import Supervisor
+from llmgw.cli.demo_files import fakes_dir, free_ports
+from llmgw.errors import OperatorError
+from llmgw.hardware.inventory import Device, Host, Inventory
+from llmgw.link.messages import StartShard
+from llmgw.scheduler.state import ShardReport, ShardState
+from llmgw.settings.catalog import EngineKind, Limits, Profile
+from llmgw.settings.daemon import Address, AgentConfig, EngineInstall, TlsFiles
+
+DEVICES = tuple(Device(n, f"GPU-{n}", "x", "h100-80g", 81559, 1) for n in range(4))
+INVENTORY = Inventory(Host("h", "b"), "nvidia-smi", DEVICES)
+S = ShardState
+
+
+def config(folder: Path, command: tuple[str, ...] | None = None) -> AgentConfig:
+    (first,) = free_ports(1)
+    first = min(first, 65500)
+    return AgentConfig(
+        id="n1",
+        control_planes=(Address("127.0.0.1", 1),),
+        tls=TlsFiles("c", "k", "ca"),
+        state_dir=str(folder),
+        port_first=first,
+        port_last=first + 30,
+        engines=(EngineInstall(EngineKind.VLLM, command or (sys.executable, str(fakes_dir() / "engine.py"), "serve")),),
+    )
+
+
+def start(name: str = "m-1.0", generation: int = 1, devices: tuple[int, ...] = (0,), **engine: Any) -> StartShard:
+    profile = Profile(
+        "p", EngineKind.VLLM, "/w", ("h100-80g",), gpus=len(devices), tp=len(devices),
+        env={"FAKE_ENGINE": json.dumps(engine)}, limits=Limits(start_s=20, load_s=20, drain_s=2, stop_s=1),
+    )  # fmt: skip
+    return StartShard(f"{name}#{generation}", 1, "c1", name[:-2], name, generation, 0, "m", profile, "d", devices)
+
+
+class Node:
+    """The shards of one agent, with everything that they reported."""
+
+    def __init__(self, settings: AgentConfig) -> None:
+        self.said: list[ShardReport] = []
+        self.shards = Shards(settings, self.said.append, time.time)
+
+    def states(self, shard: str = "m-1.0") -> list[ShardState]:
+        seen = [r.state for r in self.said if r.shard == shard]
+        return [s for at, s in enumerate(seen) if at == 0 or seen[at - 1] is not s]
+
+    def get(self, shard: str = "m-1.0", generation: int = 1) -> Supervisor:
+        found = self.shards.find(shard, generation)
+        assert found is not None
+        return found
+
+    async def until(self, state: ShardState, shard: str = "m-1.0", generation: int = 1) -> ShardReport:
+        with trio.fail_after(15):
+            while self.get(shard, generation).shard.state is not state:
+                assert not self.get(shard, generation).shard.state.ended, self.get(shard, generation).shard
+                await trio.sleep(0.01)
+        return self.get(shard, generation).report()
+
+
+@asynccontextmanager
+async def running(settings: AgentConfig) -> AsyncIterator[Node]:
+    """An agent's shards; leaving the block is what a stopping agent does."""
+    node = Node(settings)
+    async with trio.open_nursery() as nursery:
+        await nursery.start(node.shards.run)
+        yield node
+        nursery.cancel_scope.cancel(reason="the agent stops")
+
+
+def alive(pid: int | None) -> bool:
+    return pid is not None and process.start_time(pid) is not None
+
+
+def marked(folder: Path) -> list[int]:
+    """Every process whose command line names this folder."""
+    found = []
+    for entry in Path("/proc").iterdir():
+        if entry.name.isdigit() and int(entry.name) != os.getpid():
+            try:
+                line = (entry / "cmdline").read_bytes()
+            except OSError:
+                continue
+            if str(folder).encode() in line and alive(int(entry.name)):
+                found.append(int(entry.name))
+    return found
+
+
+def engines_of(folder: Path) -> set[int | None]:
+    """Every fake engine that was started from this state folder; shims name the engine's command as well."""
+    return {
+        pid
+        for pid in marked(fakes_dir())
+        if Path(f"/proc/{pid}/cwd").resolve().is_relative_to(folder)
+        and b"shim.py" not in Path(f"/proc/{pid}/cmdline").read_bytes()
+    }
+
+
+def within_5_s(done: Callable[[], bool]) -> bool:
+    deadline = time.monotonic() + 5
+    while not done():
+        if time.monotonic() > deadline:
+            return False
+        time.sleep(0.01)
+    return True
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Iterator[Path]:
+    """A state folder whose engines are all gone after the test, however that went."""
+    place = tmp_path / "agent"
+    place.mkdir(mode=0o700)
+    yield place
+    stop_engines(place, 0.0)
+    # A shim whose launch was given up may need a moment to find that out.
+    assert within_5_s(lambda: marked(place) == [])
+
+
+async def test_a_life(folder: Path) -> None:
+    async with running(config(folder)) as node:
+        await node.shards.start(start(start_s=0.3, load_s=0.5), INVENTORY)
+        ready = await node.until(S.READY)
+        assert node.states() == [S.STARTING, S.LOADING, S.READY]
+        assert ready.endpoint is not None
+        assert ready.api_key is not None
+        assert alive(ready.pid)
+        record = folder / "shards/m-1.0-g1/record.json"
+        assert record.stat().st_mode & 0o777 == 0o600
+        environment = Path(f"/proc/{ready.pid}/environ").read_bytes()
+        assert f"VLLM_API_KEY={ready.api_key}".encode() in environment
+        assert b"CUDA_VISIBLE_DEVICES=GPU-0\0" in environment
+        assert ready.api_key.encode() not in Path(f"/proc/{ready.pid}/cmdline").read_bytes()
+        node.get().drain("scaled down")
+        node.get().stop("not wanted", 1.0)
+        stopped = await node.until(S.STOPPED)
+        assert (stopped.reason, stopped.exit.code if stopped.exit else None) == ("not wanted", 0)
+        assert not alive(ready.pid)
+        assert marked(folder) == []
+        await node.shards.forget("m-1.0", 1)
+        assert list((folder / "shards").iterdir()) == []
+        assert node.shards.reports() == ()
+
+
+async def test_a_crash_is_reported_with_how_it_ended_and_its_last_lines(folder: Path) -> None:
+    async with running(config(folder)) as node:
+        await node.shards.start(start(load_s=0.2, crash="load", exit_code=7), INVENTORY)
+        failed = await node.until(S.FAILED)
+        assert failed.exit is not None
+        assert failed.exit.code == 7
+        assert "without being asked" in failed.reason
+        assert "told to crash at load" in failed.log_tail[-1]
+        assert failed.pid is None
+
+
+async def test_exit_0_unasked_and_sigkill_are_failures(folder: Path) -> None:
+    async with running(config(folder)) as node:
+        await node.shards.start(start(crash="start", exit_code=0), INVENTORY)
+        assert "exit code 0" in (await node.until(S.FAILED)).reason
+        await node.shards.start(start("m-2.0"), INVENTORY)
+        ready = await node.until(S.READY, "m-2.0")
+        assert ready.pid is not None
+        os.kill(ready.pid, signal.SIGKILL)
+        assert "killed by signal 9" in (await node.until(S.FAILED, "m-2.0")).reason
+
+
+async def test_a_command_that_is_not_there(folder: Path) -> None:
+    async with running(config(folder, ("/nothing/vllm",))) as node:
+        await node.shards.start(start(), INVENTORY)
+        failed = await node.until(S.FAILED)
+        assert failed.reason == "/nothing/vllm cannot be started: No such file or directory"
+
+
+async def test_an_engine_that_ignores_sigterm_is_killed_after_its_grace(folder: Path) -> None:
+    async with running(config(folder)) as node:
+        await node.shards.start(start(ignore_sigterm=True), INVENTORY)
+        pid = (await node.until(S.READY)).pid
+        began = trio.current_time()
+        node.get().stop("x", 0.5)
+        await node.until(S.STOPPED)
+        assert 0.5 <= trio.current_time() - began < 4
+        assert not alive(pid)
+
+
+@pytest.mark.parametrize("how", ["workers", "escaped_worker"])
+async def test_workers_end_with_their_engine(folder: Path, how: str) -> None:
+    async with running(config(folder)) as node:
+        await node.shards.start(start(**{how: 1}), INVENTORY)
+        pid = (await node.until(S.READY)).pid
+        assert pid is not None
+        worker = int(Path(f"/proc/{pid}/task/{pid}/children").read_text().split()[0])
+        os.kill(pid, signal.SIGKILL)
+        await node.until(S.FAILED)
+        assert not alive(worker), "a worker that outlives its engine holds the GPU"
+
+
+async def test_an_agent_that_stops_leaves_its_engine_and_the_next_one_adopts_it(folder: Path) -> None:
+    settings = config(folder)
+    async with running(settings) as node:
+        await node.shards.start(start(), INVENTORY)
+        before = await node.until(S.READY)
+        began = trio.current_time()
+    assert trio.current_time() - began < 1
+    assert alive(before.pid)
+    async with running(settings) as node:
+        after = node.get().report()
+        assert (after.state, after.pid, after.endpoint) == (S.READY, before.pid, before.endpoint), "ready at once"
+        assert after.api_key == before.api_key
+        node.get().stop("enough", 1)
+        stopped = await node.until(S.STOPPED)
+        assert stopped.exit is not None
+        assert stopped.exit.code == 0, "the shim knows how an adopted engine ended"
+
+
+async def test_what_ended_without_an_agent_is_reported(folder: Path) -> None:
+    settings = config(folder)
+    async with running(settings) as node:
+        await node.shards.start(start(), INVENTORY)
+        pid = (await node.until(S.READY)).pid
+    assert pid is not None
+    os.kill(pid, signal.SIGKILL)
+    with trio.fail_after(5):
+        while records.end(folder / "shards/m-1.0-g1") is None:
+            await trio.sleep(0.01)
+    async with running(settings) as node:
+        (report,) = node.shards.reports()
+        assert report.state is S.FAILED
+        assert report.reason == "the engine ended without being asked while no agent ran: killed by signal 9"
+        assert report.log_tail
+
+
+async def test_a_pid_that_is_somebody_elses_now_is_never_signalled(folder: Path) -> None:
+    settings = config(folder)
+    async with running(settings) as node:
+        await node.shards.start(start(), INVENTORY)
+        await node.until(S.READY)
+        node.get().stop("x", 1)
+        await node.until(S.STOPPED)
+    place = folder / "shards/m-1.0-g1"
+    (place / "exit.json").unlink()
+    record = records.read(place)
+    records.write(place, evolve(record, state=S.READY))
+    stranger = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(60)"])
+    try:
+        started = process.start_time(stranger.pid)
+        assert started is not None
+        (place / "shim.json").write_text(
+            json.dumps(
+                {"shim": stranger.pid, "shim_start": started - 5, "engine": stranger.pid, "engine_start": started - 5}
+            )
+        )
+        async with running(settings) as node:
+            assert node.get().shard.state is S.FAILED
+            node.get().stop("x", 0)
+        stop_engines(folder, 0.0)
+        assert stranger.poll() is None
+    finally:
+        stranger.kill()
+        stranger.wait()
+
+
+async def test_records_of_another_boot_and_records_that_are_none(folder: Path) -> None:
+    settings = config(folder)
+    async with running(settings) as node:
+        await node.shards.start(start(), INVENTORY)
+        await node.until(S.READY)
+        node.get().stop("x", 1)
+        await node.until(S.STOPPED)
+    place = folder / "shards/m-1.0-g1"
+    records.write(place, evolve(records.read(place), state=S.READY, boot_id="another"))
+    (place / "exit.json").unlink()
+    (folder / "shards/m-2.0-g1").mkdir()
+    (folder / "shards/m-2.0-g1/record.json").write_text("{")
+    (folder / "shards/m-3.0-g1").mkdir()
+    records.write(folder / "shards/m-3.0-g1", evolve(records.read(place), shard="m-3.0"))
+    async with running(settings) as node:
+        assert node.get().shard.reason == "the machine was restarted"
+        assert node.shards.find("m-2.0", 1) is None
+        assert (folder / "shards/m-2.0-g1/record.json").exists(), "what cannot be read is left alone"
+        assert node.shards.find("m-3.0", 1) is None
+        assert not (folder / "shards/m-3.0-g1").exists(), "what never came about is dropped"
+
+
+async def test_what_cannot_be_started_says_why(folder: Path) -> None:
+    async with running(config(folder)) as node:
+        await node.shards.start(start(), INVENTORY)
+        for command, said in (
+            (start("m-2.0"), "gpu-0: is held by shard m-1.0"),
+            (start("m-2.0", devices=(9,)), "device 9: is not on n1"),
+            (evolve(start("m-2.0", devices=(1,)), profile=Profile("p", EngineKind.SGLANG, "/w", ("h100-80g",))),
+             "engine sglang: is not installed on n1"),
+            (evolve(start("m-2.0", devices=(1,)), profile=Profile("p", EngineKind.VLLM, "/w", ("l4-22g",))),
+             "gpu-1 is h100-80g, the profile wants l4-22g"),
+            (start("../x.0", devices=(1,)), "is not a shard's name"),
+        ):  # fmt: skip
+            with pytest.raises(OperatorError, match=said.replace("(", r"\(")):
+                await node.shards.start(command, INVENTORY)
+        assert len(node.shards.reports()) == 1
+        with pytest.raises(OperatorError, match="stop it first"):
+            await node.shards.forget("m-1.0", 1)
+        await node.until(S.READY)
+
+
+async def test_two_shards_have_two_ports(folder: Path) -> None:
+    async with running(config(folder)) as node:
+        await node.shards.start(start(), INVENTORY)
+        await node.shards.start(start("m-2.0", devices=(1, 2)), INVENTORY)
+        ports = {(await node.until(S.READY, name)).endpoint for name in ("m-1.0", "m-2.0")}
+        assert len(ports) == 2
+
+
+async def test_the_log_is_bounded(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(process, "LOG_BYTES", 256 * 1024)
+    async with running(config(folder)) as node:
+        await node.shards.start(start(log_mib=8), INVENTORY)
+        await node.until(S.READY)
+        place = folder / "shards/m-1.0-g1"
+        with trio.fail_after(10):
+            while not (place / "engine.log.1").exists() or (place / "engine.log").stat().st_size > 512 * 1024:
+                await trio.sleep(0.05)
+        assert logs.tail(place), "what is left is still readable"
+        assert b"\0" not in (place / "engine.log").read_bytes()
+
+
+CRASHER = """
+import sys, trio, os, signal
+from pathlib import Path
+from tests.agent.test_shards import INVENTORY, config, start
+from llmgw.agent.shards import Shards
+import time
+
+class Crash(trio.abc.Instrument):
+    def __init__(self, n): self.left = n
+    def after_task_step(self, task):
+        self.left -= 1
+        if self.left == 0:
+            os.kill(os.getpid(), signal.SIGKILL)
+
+async def main():
+    shards = Shards(config(Path(sys.argv[1])), lambda report: None, time.time)
+    async with trio.open_nursery() as nursery:
+        await nursery.start(shards.run)
+        trio.lowlevel.add_instrument(Crash(int(sys.argv[2])))
+        await shards.start(start(), INVENTORY)
+        await trio.sleep(0.5)
+        nursery.cancel_scope.cancel()
+    print("whole", flush=True)
+
+trio.run(main)
+"""
+
+
+async def test_an_agent_killed_anywhere_in_a_start_leaves_no_engine_unknown(folder: Path) -> None:
+    environment = {**os.environ, "PYTHONPATH": str(Path(__file__).resolve().parents[2])}
+    settings = config(folder)
+    for n in (1, 2, 3, 4, 5, 6, 7, 8, 10, 12, 15):
+        done = subprocess.run(
+            [sys.executable, "-c", CRASHER, str(folder), str(n)],
+            env=environment, capture_output=True, text=True, timeout=30, check=False,
+        )  # fmt: skip
+        assert done.returncode in (0, -signal.SIGKILL), done.stderr
+        async with running(settings) as node:
+            # A shim that was only just starting finds its launch given up, or is adopted; give it the time to.
+            with trio.fail_after(5):
+                while True:
+                    known = {s.pid for s in node.shards.alive()}
+                    if engines_of(folder) <= known:
+                        break
+                    await trio.sleep(0.02)
+            for supervisor in list(node.shards.alive()):
+                supervisor.stop("next round", 0.5)
+                await supervisor.done.wait()
+            for report in node.shards.reports():
+                await node.shards.forget(report.shard, report.generation)
+        assert within_5_s(lambda: marked(folder) == [])
