@@ -157,6 +157,7 @@ class Connection:
             raise BadMessage(431, f"the request's head is longer than {MAX_HEAD_BYTES} bytes")
         head = parse_request(buffer[:end])
         request_id = head.request_id or b"req-" + secrets.token_hex(8).encode()
+        rest: bytes | None = None if head.length or head.chunked else buffer[end:]
         try:
             kind, path = kind_of(head)
             body, rest = await self._body(head, buffer[end:])
@@ -166,17 +167,13 @@ class Connection:
                 await self._own(kind, path, head, request_id)
                 whole = True
         except ApiError as error:
-            keep = head.keep_alive and error.status not in (411, 413) and not self._unread(head, error)
+            # A body of which nobody knows the end would be read as the next request.
+            keep = head.keep_alive and rest is not None and not self._shared.draining()
             self._shared.metrics.rejected(error.status)
             await self._send(errors.response(error, request_id, close=not keep))
             return rest if keep else None
         self.model = None
         return rest if whole and head.keep_alive and not self._shared.draining() else None
-
-    @staticmethod
-    def _unread(head: RequestHead, error: ApiError) -> bool:
-        """Whether a body may still be on its way that nobody will read: then the connection cannot go on."""
-        return error.status in (404, 405) and bool(head.length or head.chunked)
 
     async def _body(self, head: RequestHead, buffer: bytes) -> tuple[bytes, bytes]:
         """The request's whole body, and what came behind it."""

@@ -266,8 +266,9 @@ class ChunkWalker:
         self._check_line_end(data, size, at)
         self._left = 0
         base = len(self._part)
-        buffer, at = (self._part + data, at + base) if base else (data, at)
-        self._part = b""
+        buffer = data
+        if base:  # then nothing of a chunk is left: what was kept is the beginning of a line
+            buffer, at, self._part = self._part + data, 0, b""
         while True:
             line_end = buffer.find(b"\r\n", at, at + _MAX_SIZE_LINE + 2)
             if line_end < 0:

@@ -83,11 +83,12 @@ class RouterServer:
                 nursery.start_soon(hang_ups.run)
                 nursery.start_soon(self._sweep)
                 async with trio.open_nursery() as clients:
-                    with trio.CancelScope() as accepting:
-                        clients.start_soon(self._accept, listener, clients, accepting, hang_ups, shared)
+                    async with trio.open_nursery() as accepting:
+                        accepting.start_soon(self._accept, listener, clients, hang_ups, shared)
                         task_status.started()
                         await self._draining.wait()
-                        accepting.cancel(reason="draining")
+                        accepting.cancel_scope.cancel(reason="draining")
+                    listener.close()
                     await self._drained()
                     clients.cancel_scope.cancel(reason="drained")
                 nursery.cancel_scope.cancel(reason="drained")
@@ -113,11 +114,10 @@ class RouterServer:
         self,
         listener: socket.socket,
         clients: trio.Nursery,
-        accepting: trio.CancelScope,
         hang_ups: HangUps,
         shared: Shared,
     ) -> None:
-        while not accepting.cancel_called:
+        while True:
             await trio.lowlevel.wait_readable(listener)
             for _ in range(_ACCEPTS_A_TURN):
                 try:

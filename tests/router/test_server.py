@@ -1,0 +1,472 @@
+"""The router's data plane on real sockets, in front of engines whose every byte is scripted."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+
+import pytest
+import trio
+from attrs import evolve
+
+from llmgw.router.server import RouterServer, listen
+from llmgw.router.table import Endpoint, Route, Table
+from llmgw.settings.daemon import Address
+from llmgw.settings.document import RouterSettings
+from tests.router import engines as e
+from tests.router.engines import Script, ScriptedEngine
+
+BODY = json.dumps({"model": "m", "stream": True, "messages": []}).encode()
+
+
+class Client:
+    """A client that sees every byte."""
+
+    def __init__(self, stream: trio.SocketStream) -> None:
+        self.stream = stream
+        self.buffer = b""
+
+    async def send(self, data: bytes) -> None:
+        await self.stream.send_all(data)
+
+    async def post(self, body: bytes = BODY, path: bytes = b"/v1/chat/completions", fields: bytes = b"") -> None:
+        await self.send(
+            b"POST %b HTTP/1.1\r\nhost: gw\r\ncontent-length: %d\r\n%b\r\n%b" % (path, len(body), fields, body)
+        )
+
+    async def get(self, path: bytes, method: bytes = b"GET") -> None:
+        await self.send(b"%b %b HTTP/1.1\r\nhost: gw\r\n\r\n" % (method, path))
+
+    async def head(self) -> tuple[int, dict[bytes, bytes]]:
+        while b"\r\n\r\n" not in self.buffer:
+            data = await self.stream.receive_some()
+            assert data, f"closed within the head: {self.buffer!r}"
+            self.buffer += data
+        head, _, self.buffer = self.buffer.partition(b"\r\n\r\n")
+        first, *lines = head.split(b"\r\n")
+        return int(first.split(b" ")[1]), {k.lower(): v.strip() for k, _, v in (line.partition(b":") for line in lines)}
+
+    async def answer(self, *, bodiless: bool = False) -> tuple[int, dict[bytes, bytes], bytes]:
+        """One answer with a length."""
+        status, fields = await self.head()
+        length = 0 if bodiless else int(fields[b"content-length"])
+        while len(self.buffer) < length:
+            data = await self.stream.receive_some()
+            assert data
+            self.buffer += data
+        body, self.buffer = self.buffer[:length], self.buffer[length:]
+        return status, fields, body
+
+    async def rest(self) -> bytes:
+        """Everything until the connection ends."""
+        while True:
+            try:
+                data = await self.stream.receive_some()
+            except trio.BrokenResourceError:
+                break
+            if not data:
+                break
+            self.buffer += data
+        data, self.buffer = self.buffer, b""
+        return data
+
+
+class Router:
+    def __init__(self, server: RouterServer, port: int, engines: list[ScriptedEngine], nursery: trio.Nursery) -> None:
+        self.server, self.port, self.engines, self.nursery = server, port, engines, nursery
+
+    @asynccontextmanager
+    async def client(self) -> AsyncIterator[Client]:
+        async with await trio.open_tcp_stream("127.0.0.1", self.port) as stream:
+            yield Client(stream)
+
+    def metric(self, text: str) -> bool:
+        return text in self.server.metrics.render().decode()
+
+    async def quiet(self) -> None:
+        """Wait until no engine has a request open."""
+        with trio.fail_after(2):
+            while any(self.server.directory.outstanding().values()):
+                await trio.sleep(0.005)
+
+
+@asynccontextmanager
+async def router(*scripts: Script, **settings: object) -> AsyncIterator[Router]:
+    async with trio.open_nursery() as nursery:
+        engines = [ScriptedEngine(script) for script in scripts]
+        for engine in engines:
+            await nursery.start(engine.run)
+        endpoints = tuple(Endpoint(f"e{n}", "127.0.0.1", engine.port, f"sk-{n}") for n, engine in enumerate(engines))
+        server = RouterServer()
+        routes = (Route("m", endpoints, created=7), Route("empty", (), "0 of 1 ready"))
+        server.use(Table(1, routes, evolve(RouterSettings(), **settings)))
+        listener = listen(Address("127.0.0.1", 0))
+        await nursery.start(server.run, listener)
+        yield Router(server, listener.getsockname()[1], engines, nursery)
+        nursery.cancel_scope.cancel()
+
+
+async def test_bytes_in_bytes_out_and_kept_connections() -> None:
+    async with router(e.answers) as it, it.client() as client:
+        for n in range(3):
+            body = json.dumps({"model": "m", "n": n, "text": "ü\\u0041 "}).encode()
+            await client.post(body, fields=b"authorization: Bearer client\r\nx-request-id: r-7\r\nuser-agent: t\r\n")
+            status, fields, content = await client.answer()
+            assert (status, fields[b"x-request-id"], content) == (200, b"r-7", e.whole().partition(b"\r\n\r\n")[2])
+            head, sent = it.engines[0].requests[n]
+            assert sent == body
+            assert b"authorization: Bearer sk-0" in head
+            assert b"client" not in head
+            assert b"user-agent: t" in head
+        assert it.engines[0].connections == 1
+        assert it.metric('llmgw_router_requests_total{endpoint="e0",model="m",status="200"} 3.0')
+        assert it.metric('llmgw_router_tokens_total{kind="prompt",model="m"} 6.0')
+
+
+async def test_two_requests_sent_at_once_are_answered_in_order() -> None:
+    async with router(e.answers) as it, it.client() as client:
+        one = b"POST /v1/completions HTTP/1.1\r\nhost: gw\r\ncontent-length: 13\r\n\r\n" + b'{"model":"m"}'
+        await client.send(one + b"GET /v1/models HTTP/1.1\r\nhost: gw\r\n\r\n" + one)
+        assert [(await client.answer())[0] for _ in range(3)] == [200, 200, 200]
+
+
+async def test_own_routes() -> None:
+    async with router(e.answers) as it, it.client() as client:
+        await client.get(b"/v1/models")
+        _, _, body = await client.answer()
+        assert [m["id"] for m in json.loads(body)["data"]] == ["m", "empty"]
+        await client.get(b"/v1/models/m")
+        assert json.loads((await client.answer())[2]) == {
+            "id": "m",
+            "object": "model",
+            "created": 7,
+            "owned_by": "llmgw",
+        }
+        await client.get(b"/healthz", b"HEAD")
+        status, fields, _ = await client.answer(bodiless=True)
+        assert (status, fields[b"content-length"]) == (200, b"3")
+        for path in (b"/readyz", b"/metrics", b"/healthz"):
+            await client.get(path)
+            assert (await client.answer())[0] == 200
+
+
+@pytest.mark.parametrize(
+    ("request_", "status", "code"),
+    [
+        (b"POST /v1/chat/completions HTTP/1.1\r\nhost: g\r\ncontent-length: 17\r\n\r\n" + b'{"model": "nope"}', 404, "model_not_found"),
+        (b"POST /v1/chat/completions HTTP/1.1\r\nhost: g\r\ncontent-length: 17\r\n\r\n" + b'{"model":"empty"}', 503, "no_ready_replica"),
+        (b"POST /v1/chat/completions HTTP/1.1\r\nhost: g\r\ncontent-length: 3\r\n\r\n" + b'{"m', 400, "invalid_json"),
+        (b"POST /v1/chat/completions HTTP/1.1\r\nhost: g\r\ncontent-length: 2\r\n\r\n" + b"{}", 400, "invalid_body"),
+        (b"POST /v1/chat/completions HTTP/1.1\r\nhost: g\r\ncontent-length: 11\r\n\r\n" + b'{"model":7}', 400, "invalid_body"),
+        (b"POST /v1/chat/completions HTTP/1.1\r\nhost: g\r\ncontent-length: 2\r\n\r\n" + b"[]", 400, "invalid_body"),
+        (b"POST /v1/chat/completions HTTP/1.1\r\nhost: g\r\ncontent-length: 4\r\n\r\n" + b"\xff\xfe{}", 400, "invalid_json"),
+        (b"POST /v1/chat/completions HTTP/1.1\r\nhost: g\r\n\r\n", 411, "length_required"),
+        (b"POST /v1/chat/completions HTTP/1.1\r\nhost: g\r\ncontent-length: 99999999\r\n\r\n", 413, "body_too_large"),
+        (b"GET /v1/chat/completions HTTP/1.1\r\nhost: g\r\n\r\n", 405, "method_not_allowed"),
+        (b"POST /v1/models HTTP/1.1\r\nhost: g\r\ncontent-length: 0\r\n\r\n", 405, "method_not_allowed"),
+        (b"GET / HTTP/1.1\r\nhost: g\r\n\r\n", 404, "not_found"),
+        (b"POST /invocations HTTP/1.1\r\nhost: g\r\ncontent-length: 0\r\n\r\n", 404, "not_found"),
+        (b"POST /v1/%63hat/completions HTTP/1.1\r\nhost: g\r\ncontent-length: 0\r\n\r\n", 404, "not_found"),
+        (b"POST //v1/chat/completions HTTP/1.1\r\nhost: g\r\ncontent-length: 0\r\n\r\n", 404, "not_found"),
+        (b"POST /v1/chat/../completions HTTP/1.1\r\nhost: g\r\ncontent-length: 0\r\n\r\n", 404, "not_found"),
+        (b"POST http://g/v1/chat/completions HTTP/1.1\r\nhost: g\r\ncontent-length: 0\r\n\r\n", 404, "not_found"),
+        (b"GET /v1/models/nope HTTP/1.1\r\nhost: g\r\n\r\n", 404, "model_not_found"),
+        (b"\x16\x03\x01\x02\x00\x01\x00\r\n\r\n", 400, "bad_request"),
+        (b"POST /v1/chat/completions HTTP/1.1\r\n\r\n", 400, "bad_request"),
+        (b"POST /v1/chat/completions HTTP/1.1\r\nhost: g\r\na: " + b"x" * 20000 + b"\r\n\r\n", 431, "bad_request"),
+        (b"POST /v1/chat/completions HTTP/1.1\r\nhost: g\r\ntransfer-encoding: chunked\r\n\r\n5x\r\n", 400, "bad_request"),
+        (b"POST /v1/chat/completions HTTP/1.1\r\nhost: g\r\ncontent-length: 100002\r\n\r\n" + b"[" * 100002, 400, "invalid_"),
+    ],
+)  # fmt: skip
+async def test_refused_in_the_apis_own_words_and_never_forwarded(request_: bytes, status: int, code: str) -> None:
+    async with router(e.answers) as it, it.client() as client:
+        await client.send(request_)
+        found, fields, body = await client.answer()
+        error = json.loads(body)["error"]
+        assert (found, error["code"].startswith(code)) == (status, True), body
+        assert set(error) == {"message", "type", "param", "code"}
+        assert fields[b"x-request-id"]
+        if status == 503:
+            assert fields[b"retry-after"] == b"2"
+            assert error["message"] == "No replica of empty is ready: 0 of 1 ready."
+        assert it.engines[0].requests == []
+
+
+async def test_a_wrong_request_keeps_the_connection_where_its_end_is_known() -> None:
+    async with router(e.answers) as it, it.client() as client:
+        await client.post(b'{"model": "nope"}')
+        assert (await client.answer())[0] == 404
+        await client.post()
+        assert (await client.answer())[0] == 200
+
+
+async def test_chunked_requests_expectations_and_old_clients() -> None:
+    async with router(e.answers) as it, it.client() as client:
+        await client.send(
+            b"POST /v1/completions HTTP/1.1\r\nhost: g\r\ntransfer-encoding: chunked\r\nexpect: 100-continue\r\n\r\n"
+        )
+        assert (await client.head())[0] == 100
+        await client.send(b'd\r\n{"model":"m"}\r\n0\r\n\r\n')
+        assert (await client.answer())[0] == 200
+        assert it.engines[0].requests[0][1] == b'{"model":"m"}'
+        assert b"content-length: 13" in it.engines[0].requests[0][0]
+        async with it.client() as old:
+            await old.send(b'POST /v1/completions HTTP/1.0\r\ncontent-length: 13\r\n\r\n{"model":"m"}')
+            status, fields, _ = await old.answer()
+            assert (status, fields[b"connection"]) == (200, b"close")
+            assert await old.rest() == b""
+
+
+async def test_a_stream_is_passed_on_as_it_comes_and_to_its_end() -> None:
+    async def script(visit: e.Visit) -> None:
+        await visit.request()
+        await visit.send(interim + e.EVENTS + e.event(b"1"))
+        with trio.fail_after(5):
+            await go_on.wait()
+        await visit.send(e.event(b"[DONE]") + b"0\r\n\r\n")
+
+    interim = b"HTTP/1.1 102 Processing\r\n\r\n"
+    go_on = trio.Event()
+    async with router(script) as it, it.client() as client:
+        await client.post()
+        status, fields = await client.head()
+        assert (status, fields[b"content-type"]) == (200, b"text/event-stream")
+        while e.event(b"1") not in client.buffer:
+            client.buffer += await client.stream.receive_some()
+        go_on.set()
+        while not client.buffer.endswith(b"0\r\n\r\n"):
+            client.buffer += await client.stream.receive_some()
+        assert client.buffer == e.event(b"1") + e.event(b"[DONE]") + b"0\r\n\r\n"
+
+
+async def test_a_body_that_ends_with_the_connection_is_chunked_for_the_client() -> None:
+    async def script(visit: e.Visit) -> None:
+        await visit.request()
+        await visit.send(b"HTTP/1.1 200 OK\r\ncontent-type: text/plain\r\n\r\nhello ")
+        await visit.send(b"you")
+
+    async with router(script) as it, it.client() as client:
+        await client.post()
+        status, fields = await client.head()
+        assert (status, fields[b"transfer-encoding"]) == (200, b"chunked")
+        while not client.buffer.endswith(b"0\r\n\r\n"):
+            client.buffer += await client.stream.receive_some()
+        assert b"".join(client.buffer.split(b"\r\n")[1::2][:-1]) == b"hello you"
+
+
+async def test_a_chunked_answer_is_taken_apart_for_an_old_client() -> None:
+    async def script(visit: e.Visit) -> None:
+        await visit.request()
+        await visit.send(e.EVENTS + e.event(b"1") + b"0\r\n\r\n")
+
+    async with router(script) as it, it.client() as old:
+        await old.send(b'POST /v1/completions HTTP/1.0\r\ncontent-length: 13\r\n\r\n{"model":"m"}')
+        _, fields = await old.head()
+        assert b"transfer-encoding" not in fields
+        assert await old.rest() == b"data: 1\n\n"
+
+
+@pytest.mark.parametrize("dies", [e.dies_at_once, e.dies_after_its_head])
+@pytest.mark.parametrize("stream", [True, False])
+async def test_an_engine_that_dies_before_its_first_byte_of_body_is_replaced(dies: Script, stream: bool) -> None:
+    async with router(dies, e.answers) as it:
+        for _ in range(6):
+            async with it.client() as client:
+                await client.post(json.dumps({"model": "m", "stream": stream}).encode())
+                assert (await client.answer())[0] == 200
+        assert len(it.engines[1].requests) == 6
+        assert it.engines[0].requests, "it was tried"
+        assert it.metric('llmgw_router_retries_total{endpoint="e0",model="m"}')
+
+
+async def test_no_engine_is_left() -> None:
+    async with router(e.dies_at_once, e.dies_after_its_head) as it, it.client() as client:
+        await client.post()
+        status, _, body = await client.answer()
+        assert status == 502
+        assert json.loads(body)["error"]["code"] == "engine_failed"
+        assert [len(x.requests) for x in it.engines] == [1, 1], "never the one that failed"
+
+
+async def test_a_stream_cut_short_ends_as_an_error_and_not_as_complete() -> None:
+    async with router(e.dies_in_the_stream) as it, it.client() as client:
+        await client.post()
+        assert (await client.head())[0] == 200
+        rest = await client.rest()
+        assert rest.startswith(e.event(b'{"n":1}') + e.event(b'{"n":2}'))
+        last = rest[len(e.event(b'{"n":1}') * 2) :]
+        error = json.loads(last.split(b"data: ", 1)[1].split(b"\n\n")[0])["error"]
+        assert error["code"] == "upstream_error"
+        assert b"[DONE]" not in rest
+        assert not rest.endswith(b"0\r\n\r\n")
+        assert it.metric('llmgw_router_broken_total{endpoint="e0",model="m"} 1.0')
+
+
+async def test_a_chunk_cut_short_is_an_aborted_transfer() -> None:
+    async with router(e.dies_in_a_chunk) as it, it.client() as client:
+        await client.post()
+        await client.head()
+        assert await client.rest() == e.event(b'{"n":1}') + b"ff\r\ndata: {"
+
+
+async def test_a_sized_answer_cut_short_is_an_aborted_transfer() -> None:
+    async def script(visit: e.Visit) -> None:
+        await visit.request()
+        await visit.send(b"HTTP/1.1 200 OK\r\ncontent-length: 100\r\n\r\nhalf")
+
+    async with router(script) as it, it.client() as client:
+        await client.post()
+        _, fields = await client.head()
+        assert fields[b"content-length"] == b"100"
+        assert await client.rest() == b"half"
+
+
+@pytest.mark.parametrize("script", [e.says_nothing, e.begins_a_stream, e.streams_for_ever])
+async def test_a_client_that_leaves_ends_the_engines_work_at_once(script: Script) -> None:
+    async with router(script) as it:
+        async with it.client() as client:
+            await client.post()
+            with trio.fail_after(2):
+                while not it.engines[0].requests:
+                    await trio.sleep(0.001)
+            if script is not e.says_nothing:
+                await client.head()
+        began = trio.current_time()
+        with trio.fail_after(1):
+            await it.engines[0].left.wait()
+        assert trio.current_time() - began < 0.5
+        await it.quiet()
+        with trio.fail_after(1):
+            while not it.metric('llmgw_router_client_gone_total{model="m"} 1.0'):
+                await trio.sleep(0.005)
+
+
+async def test_a_silent_engine_is_given_up_in_time() -> None:
+    async with router(e.says_nothing, first_byte_timeout_s=0.3) as it, it.client() as client:
+        await client.post()
+        status, _, body = await client.answer()
+        assert (status, json.loads(body)["error"]["code"]) == (504, "engine_timeout")
+        with trio.fail_after(1):
+            await it.engines[0].left.wait()
+
+
+async def test_a_stream_that_stands_still_is_cut() -> None:
+    async with router(e.begins_a_stream, idle_timeout_s=0.3) as it, it.client() as client:
+        await client.post()
+        await client.head()
+        rest = await client.rest()
+        assert b"stood still" in rest
+        assert not rest.endswith(b"0\r\n\r\n")
+
+
+async def test_a_kept_connection_that_was_closed_meanwhile_costs_nothing() -> None:
+    async def once(visit: e.Visit) -> None:
+        await visit.request()
+        await visit.send(e.whole())
+
+    async with router(once) as it, it.client() as client:
+        for _ in range(5):
+            await client.post()
+            assert (await client.answer())[0] == 200
+            await trio.sleep(0.01)
+        assert it.engines[0].connections == 5
+        assert not it.metric("llmgw_router_retries_total{")
+
+
+async def test_answers_with_something_behind_them_do_not_poison_the_connection() -> None:
+    async def generous(visit: e.Visit) -> None:
+        await visit.request()
+        await visit.send(e.whole(b"{}") + b"HTTP/1.1 500 evil\r\n\r\n")
+        await visit.gone()
+
+    async with router(generous) as it, it.client() as client:
+        for _ in range(3):
+            await client.post()
+            assert (await client.answer())[::2] == (200, b"{}")
+        assert it.engines[0].connections == 3
+
+
+async def test_the_least_loaded_engine_is_taken() -> None:
+    async with (
+        router(e.begins_a_stream, e.begins_a_stream) as it,
+        it.client() as one,
+        it.client() as two,
+        it.client() as three,
+    ):
+        for client in (one, two):
+            await client.post()
+            await client.head()
+        assert [len(x.requests) for x in it.engines] == [1, 1]
+        await three.post()
+        await three.head()
+        assert sorted(it.server.directory.outstanding().values()) == [1, 2]
+
+
+async def test_a_slow_reader_holds_the_engine_back_and_nobody_else() -> None:
+    async with router(e.streams_for_ever) as it, it.client() as slow:
+        await slow.post()
+        await slow.head()
+        async with it.client() as other:
+            with trio.fail_after(2):
+                await other.get(b"/v1/models")
+                assert (await other.answer())[0] == 200
+
+
+async def test_draining_ends_idle_connections_finishes_streams_and_takes_nothing_new() -> None:
+    async def script(visit: e.Visit) -> None:
+        await visit.request()
+        await visit.send(e.EVENTS + e.event(b"1"))
+        await go_on.wait()
+        await visit.send(e.event(b"[DONE]") + b"0\r\n\r\n")
+
+    go_on = trio.Event()
+    async with router(script) as it, it.client() as busy, it.client() as idle:
+        await idle.get(b"/readyz")
+        await idle.answer()
+        await busy.post()
+        await busy.head()
+        it.server.drain(5)
+        with trio.fail_after(1):
+            assert await idle.rest() == b""
+        go_on.set()
+        with trio.fail_after(2):
+            assert (await busy.rest()).endswith(b"0\r\n\r\n")
+        with pytest.raises(OSError):
+            async with it.client():
+                pass
+
+
+async def test_a_new_table_holds_for_the_next_request_and_ends_nothing() -> None:
+    async with router(e.begins_a_stream, e.answers) as it, it.client() as old, it.client() as new:
+        first, second = it.server.directory.table.routes[0].endpoints
+        it.server.use(Table(2, (Route("m", (first,)),)))
+        await old.post()
+        await old.head()
+        it.server.use(Table(3, (Route("m", (evolve(first, draining=True), second)),)))
+        await new.post()
+        assert (await new.answer())[0] == 200
+        it.server.use(Table(4, (Route("other", (second,)),)))
+        assert it.server.directory.outstanding()["e0"] == 1, "still counted until it ends"
+        await new.post()
+        assert (await new.answer())[0] == 404
+
+
+async def test_clients_that_come_and_go_leave_nothing_behind() -> None:
+    async with router(e.answers, e.begins_a_stream, e.dies_in_the_stream, first_byte_timeout_s=5) as it:
+
+        async def come_and_go(number: int) -> None:
+            for turn in range(12):
+                with trio.move_on_after(0.002 * ((number * 7 + turn * 3) % 11)):
+                    async with it.client() as client:
+                        await client.post()
+                        await client.head()
+                        await client.rest()
+
+        async with trio.open_nursery() as nursery:
+            for number in range(20):
+                nursery.start_soon(come_and_go, number)
+        await it.quiet()
+        with trio.fail_after(2):
+            while it.server._connections:
+                await trio.sleep(0.005)

@@ -1,0 +1,32 @@
+from __future__ import annotations
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from llmgw.router.usage import usage_of
+
+
+def test_found_in_streams_and_whole_answers() -> None:
+    block = b'"usage":{"prompt_tokens":7,"completion_tokens":3,"details":{"a":{"b":1}}}'
+    assert usage_of(b'data: {"choices":[],' + block + b"}\n\ndata: [DONE]\n\n\r\n0\r\n\r\n") == (7, 3)
+    assert usage_of(b'{"id":1,"usage": {"prompt_tokens": 5, "total_tokens": 5}}') == (5, 0)
+    assert usage_of(b'{"usage":{"input_tokens":2,"output_tokens":1}}') == (2, 1)
+
+
+def test_the_last_one_counts_and_none_is_none() -> None:
+    assert usage_of(
+        b'"usage":{"prompt_tokens":1,"completion_tokens":1} "usage":{"prompt_tokens":9,"completion_tokens":8}'
+    ) == (9, 8)
+    for tail in (
+        b"",
+        b'"usage":null',
+        b'"usage":{"prompt',
+        b'"usage":{"prompt_tokens":"x"}',
+        b'"usage":{"prompt_tokens":-1}',
+    ):
+        assert usage_of(tail) is None
+
+
+@given(st.binary(max_size=200))
+def test_any_tail(tail: bytes) -> None:
+    usage_of(b'"usage":' + tail)
