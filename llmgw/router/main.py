@@ -12,6 +12,7 @@ import argparse
 import gc
 import os
 import signal
+import sys
 import time
 from functools import partial
 from pathlib import Path
@@ -138,6 +139,22 @@ class Worker:
             scope.cancel(reason="the control plane is gone")
 
 
+def detach() -> None:
+    """Become nobody's child, in a session of its own: the launcher prints our pid and ends.
+
+    A process that is to outlive whoever started it is better not waited for by them.
+    """
+    sys.stdout.flush()
+    if pid := os.fork():
+        sys.stdout.write(f"{pid}\n")
+        sys.stdout.flush()
+        os._exit(0)
+    os.setsid()
+    with open(os.devnull, "r+b") as null:
+        for number in (0, 1):
+            os.dup2(null.fileno(), number)
+
+
 def main() -> None:
     """Entry point of the process."""
     parser = argparse.ArgumentParser(description="llmgw's router process; started by llmgw server")
@@ -148,6 +165,7 @@ def main() -> None:
     parser.add_argument("--log-level", type=LogLevel, default=LogLevel.INFO)
     parser.add_argument("--log-format", type=LogFormat, default=LogFormat.AUTO)
     args = parser.parse_args()
+    detach()
     configure(Log(args.log_level, args.log_format), "router")
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     # What is loaded by now stays for ever; the collector need not look at it again and again.

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from enum import Enum
+from urllib.parse import unquote_to_bytes
 
 import msgspec
 
@@ -55,8 +56,8 @@ def kind_of(head: RequestHead) -> tuple[Kind, bytes]:
 
 
 def model_of(path: bytes) -> str:
-    """The model's name in ``/v1/models/<name>``; names may hold slashes, and are not encoded."""
-    return path[len(_MODEL_PREFIX) :].decode("latin-1")
+    """The model's name in ``/v1/models/<name>``; client libraries encode the slashes in it."""
+    return unquote_to_bytes(path[len(_MODEL_PREFIX) :]).decode("utf-8", "replace")
 
 
 def read_body(body: bytes) -> tuple[str, bool]:

@@ -153,23 +153,34 @@ class RouterWorker:
             "--drain", f"{self._config.drain_s:g}",
             "--log-level", self._log_config.level.value, "--log-format", self._log_config.format.value,
         ]  # fmt: skip
-        process = await trio.lowlevel.open_process(argv, stdin=subprocess.DEVNULL, start_new_session=True)
-        assert self._nursery is not None
-        self._nursery.start_soon(self._reap, process)
-        self._pid_file.write_text(f"{process.pid}\n")
         with trio.move_on_after(_START_S):
+            launched = await trio.run_process(argv, stdin=subprocess.DEVNULL, capture_stdout=True, check=False)
+            if launched.returncode != 0:
+                raise OperatorError("the router", f"cannot be launched (exit code {launched.returncode})")
+            pid = int(launched.stdout)
+            self._pid_file.write_text(f"{pid}\n")
+            assert self._nursery is not None
+            self._nursery.start_soon(self._watch_start, pid)
             await self._arrived.wait()
         if self.state.state == "failed":
             raise OperatorError(*self._failure)
         if self._hello is None:
-            process.kill()
             raise OperatorError("the router", f"did not come up within {_START_S:g} s", "see its log lines above")
 
-    async def _reap(self, process: trio.Process) -> None:
-        """Wait for the process; one that ended before it reported has failed."""
-        code = await process.wait()
+    async def _watch_start(self, pid: int) -> None:
+        """A worker that ends before it reported has failed."""
+        try:
+            fd = os.pidfd_open(pid)
+        except ProcessLookupError:
+            fd = None
+        try:
+            if fd is not None:
+                await trio.lowlevel.wait_readable(fd)
+        finally:
+            if fd is not None:
+                os.close(fd)
         if not self._arrived.is_set():
-            self._failure = ("the router", f"ended with exit code {code} before it served", "see its log lines above")
+            self._failure = ("the router", "ended before it served", "see its log lines above")
             self._set("failed", self._failure[1], None)
             self._arrived.set()
 

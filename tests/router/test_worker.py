@@ -1,0 +1,183 @@
+"""The router's process, seen from the control plane: started, fed, adopted, drained."""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+import openai
+import pytest
+import trio
+
+from llmgw.cli.demo_files import fakes_dir, free_ports
+from llmgw.errors import OperatorError
+from llmgw.router.table import Endpoint, Route, Table
+from llmgw.router.worker import RouterWorker
+from llmgw.settings.daemon import Address, Log, RouterListener
+
+
+@asynccontextmanager
+async def control(folder: Path, port: int, drain_s: float = 2.0) -> AsyncIterator[RouterWorker]:
+    """A control plane's end of it; leaving the block is a control plane that dies without a word."""
+    worker = RouterWorker(folder, RouterListener(Address("127.0.0.1", port), drain_s), Log())
+    async with trio.open_nursery() as nursery:
+        await nursery.start(worker.run)
+        yield worker
+        nursery.cancel_scope.cancel(reason="the control plane dies")
+
+
+async def answers(port: int, path: str = "/readyz") -> bytes:
+    async with await trio.open_tcp_stream("127.0.0.1", port) as stream:
+        await stream.send_all(f"GET {path} HTTP/1.1\r\nhost: g\r\nconnection: close\r\n\r\n".encode())
+        return b"".join([chunk async for chunk in stream])
+
+
+async def until(done: object, seconds: float = 8.0) -> None:
+    assert callable(done)
+    with trio.fail_after(seconds):
+        while not done():
+            await trio.sleep(0.01)
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    # Longer than a socket's address may be.
+    place = tmp_path / ("long-" * 30)
+    place.mkdir(mode=0o700)
+    return place
+
+
+async def test_started_fed_adopted_and_drained(folder: Path) -> None:
+    (port,) = free_ports(1)
+    async with control(folder, port) as worker:
+        assert worker.state.state == "serving"
+        assert b"503" in await answers(port), "no table yet"
+        worker.push(Table(1, (Route("m", (), "nothing yet"),)))
+        pid = worker.state.pid
+        with trio.fail_after(5):
+            while b"200 OK" not in await answers(port):
+                await trio.sleep(0.01)
+        assert (folder / "router.sock").stat().st_mode & 0o777 == 0o600
+    assert b"200 OK" in await answers(port), "it serves on without a control plane"
+    async with control(folder, port) as worker:
+        assert worker.state.pid == pid, "adopted"
+        worker.push(Table(2, (Route("other", ()),)))
+        with trio.fail_after(5):
+            while b"other" not in await answers(port, "/v1/models"):
+                await trio.sleep(0.01)
+        await worker.drain(1.0)
+        assert worker.state.state == "draining"
+        with pytest.raises(OSError):
+            await answers(port)
+
+
+async def test_one_that_listens_elsewhere_is_replaced(folder: Path) -> None:
+    first, second = free_ports(2)
+    async with control(folder, first) as worker:
+        pid = worker.state.pid
+    async with control(folder, second) as worker:
+        assert worker.state.pid != pid
+        assert b"503" in await answers(second)
+        with pytest.raises(OSError):
+            await answers(first)
+        await worker.drain(0.5)
+
+
+async def test_one_that_dies_is_started_again_and_gets_its_table(folder: Path) -> None:
+    (port,) = free_ports(1)
+    async with control(folder, port) as worker:
+        worker.push(Table(1, (Route("m", ()),)))
+        pid = worker.state.pid
+        assert pid is not None
+        os.kill(pid, signal.SIGKILL)
+        await until(lambda: worker.state.state == "serving" and worker.state.pid != pid)
+        with trio.fail_after(5):
+            while b'"m"' not in await answers(port, "/v1/models"):
+                await trio.sleep(0.01)
+        await worker.drain(0.5)
+
+
+async def test_an_address_that_is_taken_is_named(folder: Path) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        said = rf"router\.listen 127\.0\.0\.1:{port}: cannot listen there: Address already in use"
+        with pytest.RaisesGroup(pytest.RaisesExc(OperatorError, match=said), flatten_subgroups=True):
+            async with control(folder, port):
+                pass
+
+
+async def test_sigterm_drains_a_worker_without_a_control_plane(folder: Path) -> None:
+    (port,) = free_ports(1)
+    async with control(folder, port) as worker:
+        pid = worker.state.pid
+    assert pid is not None
+    os.kill(pid, signal.SIGTERM)
+    with trio.fail_after(5):
+        while True:
+            try:
+                await answers(port)
+            except (OSError, trio.BrokenResourceError):
+                break
+            await trio.sleep(0.01)
+
+
+async def test_the_openai_client(folder: Path) -> None:
+    port, engine_port = free_ports(2)
+    command = [sys.executable, str(fakes_dir() / "engine.py"), "serve", "x", "--served-model-name", "org/m",
+               "--host", "127.0.0.1", "--port", str(engine_port)]  # fmt: skip
+    async with trio.open_nursery() as nursery:
+        engine = await nursery.start(lambda task_status: trio.run_process(
+            command, env={**os.environ, "VLLM_API_KEY": "sk-engine"}, task_status=task_status, check=False,
+            stdout=subprocess.DEVNULL))  # fmt: skip
+        with trio.fail_after(10):
+            while True:
+                try:
+                    if b"200" in (await answers(engine_port, "/health"))[:15]:
+                        break
+                except OSError:
+                    await trio.sleep(0.02)
+        async with control(folder, port) as worker:
+            endpoint = Endpoint("m-1.0", "127.0.0.1", engine_port, "sk-engine")
+            worker.push(Table(1, (Route("org/m", (endpoint,)), Route("down", (), "m-2 is loading"))))
+            await trio.to_thread.run_sync(use_client, port)
+            counted = await answers(port, "/metrics")
+            assert b'llmgw_router_tokens_total{kind="completion",model="org/m"}' in counted
+            await until(lambda: worker.in_flight == {"m-1.0": 0})
+            await worker.drain(1)
+        engine.terminate()
+
+
+def use_client(port: int) -> None:
+    client = openai.OpenAI(base_url=f"http://127.0.0.1:{port}/v1", api_key="client", max_retries=0, timeout=10)
+    deadline = time.monotonic() + 5
+    while "org/m" not in [m.id for m in client.models.list()]:
+        assert time.monotonic() < deadline
+    assert client.models.retrieve("org/m").id == "org/m"
+    said = client.chat.completions.create(model="org/m", messages=[{"role": "user", "content": "hi"}], max_tokens=5)
+    words = said.choices[0].message.content
+    chunks = client.chat.completions.create(
+        model="org/m", messages=[{"role": "user", "content": "hi"}], max_tokens=5, stream=True,
+        stream_options={"include_usage": True},
+    )  # fmt: skip
+    text, usage = "", None
+    for chunk in chunks:
+        text += chunk.choices[0].delta.content or "" if chunk.choices else ""
+        usage = chunk.usage or usage
+    assert text == words
+    assert usage is not None
+    assert usage.completion_tokens == 5
+    assert client.completions.create(model="org/m", prompt="x", max_tokens=3).choices[0].text
+    assert len(client.embeddings.create(model="org/m", input=["a", "b"]).data) == 2
+    with pytest.raises(openai.NotFoundError, match="does not exist"):
+        client.chat.completions.create(model="nope", messages=[])
+    with pytest.raises(openai.InternalServerError, match="No replica of down is ready: m-2 is loading"):
+        client.chat.completions.create(model="down", messages=[])
+    with pytest.raises(openai.BadRequestError):
+        client.completions.create(model="org/m", prompt="x", max_tokens=0.5)  # type: ignore[arg-type]
