@@ -16,9 +16,9 @@ from llmgw.cli.demo_run import survivors
 pytestmark = pytest.mark.e2e
 
 
-def demo(*args: str, cwd: Path) -> subprocess.Popen[str]:
+def demo(*args: str, cwd: Path, engine: str = "fake") -> subprocess.Popen[str]:
     return subprocess.Popen(
-        [sys.executable, "-m", "llmgw", "demo", "--engine", "fake", "--dir", str(cwd / "demo"), *args],
+        [sys.executable, "-m", "llmgw", "demo", "--engine", engine, "--dir", str(cwd / "demo"), *args],
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
         text=True,
@@ -26,10 +26,17 @@ def demo(*args: str, cwd: Path) -> subprocess.Popen[str]:
     )
 
 
-def test_check(tmp_path: Path) -> None:
-    process = demo("--check", cwd=tmp_path)
+def run_check(folder: Path, engine: str) -> str:
+    """`llmgw demo --check` with this engine; its output, once it has passed and left no process."""
+    process = demo("--check", cwd=folder, engine=engine)
     said, _ = process.communicate(timeout=120)
     assert process.returncode == 0, said
+    assert not list(survivors(folder))
+    return said
+
+
+def test_check(tmp_path: Path) -> None:
+    said = run_check(tmp_path, "fake")
     for expected in (
         "FAKE engine",
         "FAKE machine",
@@ -44,7 +51,6 @@ def test_check(tmp_path: Path) -> None:
         "passed",
     ):
         assert expected in said, said
-    assert not list(survivors(tmp_path))
 
 
 def test_ctrl_c_stops_everything_in_two_seconds(tmp_path: Path) -> None:
