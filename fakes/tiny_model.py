@@ -31,7 +31,7 @@ CHAT_TEMPLATE = (
     "{% if add_generation_prompt %}assistant:{% endif %}"
 )
 
-Tensor = tuple[tuple[int, ...], array[float]]
+Tensor = tuple[tuple[int, ...], "array[float]"]
 
 
 def vocabulary() -> list[str]:
@@ -129,7 +129,7 @@ def hugging_face(tokens: list[str], weights: dict[str, Tensor]) -> dict[str, byt
         for at, text in enumerate(SPECIAL)
     ]  # fmt: skip
     spaces = {"type": "Replace", "pattern": {"String": " "}, "content": SPACE}
-    tokenizer = {
+    tokenizer: dict[str, Any] = {
         "version": "1.0",
         "truncation": None,
         "padding": None,
