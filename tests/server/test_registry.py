@@ -1,0 +1,55 @@
+from __future__ import annotations
+
+from attrs import evolve
+
+from llmgw.router.table import Table
+from llmgw.scheduler.state import ClusterState, Goal, NodeState, Replica, ShardState
+from llmgw.server.registry import table
+from llmgw.settings.catalog import Model
+from llmgw.settings.document import Settings
+from tests.scheduler.clusters import cluster, model, node, report, row
+
+SETTINGS = Settings(models=(model(), Model("elsewhere", endpoints=("http://10.0.0.9:8000",))))
+
+
+def endpoints(state: ClusterState) -> list[tuple[str, bool]]:
+    made = table(SETTINGS, state, {"m": "why"}, 5, Table())
+    return [(e.id, e.draining) for e in made.routes[0].endpoints]
+
+
+def one(state: ShardState, *, of: Replica | None = None, node_state: NodeState = NodeState.CONNECTED) -> ClusterState:
+    of = of or row()
+    return cluster((node(state=node_state, reports=(report(of, state),)),), (model(),), (of,))
+
+
+def test_only_what_serves_is_routed() -> None:
+    assert endpoints(one(ShardState.READY)) == [("m-1.0", False)]
+    assert endpoints(one(ShardState.DRAINING)) == [("m-1.0", True)]
+    for state in (ShardState.STARTING, ShardState.LOADING, ShardState.STOPPING, ShardState.STOPPED, ShardState.FAILED):
+        assert endpoints(one(state)) == []
+
+
+def test_a_silent_nodes_engines_stay() -> None:
+    for state in (NodeState.UNREACHABLE, NodeState.LOST):
+        assert endpoints(one(ShardState.READY, node_state=state)) == [("m-1.0", False)]
+
+
+def test_what_is_on_its_way_out_gets_nothing_new() -> None:
+    assert endpoints(one(ShardState.READY, of=row(goal=Goal.DRAIN))) == [("m-1.0", True)]
+    evicted = row(goal=Goal.STOP)
+    assert endpoints(one(ShardState.READY, of=evicted, node_state=NodeState.LOST)) == [("m-1.0", False)]
+
+
+def test_reports_of_an_earlier_start_are_not_routed() -> None:
+    again = row(generation=2)
+    state = cluster((node(reports=(report(again, ShardState.READY, generation=1),)),), (model(),), (again,))
+    assert endpoints(state) == []
+
+
+def test_versions_go_up_only_when_something_changed() -> None:
+    first = table(SETTINGS, one(ShardState.LOADING), {"m": "loading"}, 5, Table())
+    assert (first.version, first.routes[0].reason) == (1, "loading")
+    assert first.routes[1].endpoints[0].host == "10.0.0.9"
+    assert table(SETTINGS, one(ShardState.LOADING), {"m": "loading"}, 5, first) is first
+    assert table(SETTINGS, one(ShardState.READY), {"m": "loading"}, 5, first).version == 2
+    assert table(evolve(SETTINGS, models=()), one(ShardState.READY), {}, 5, first).routes == ()
