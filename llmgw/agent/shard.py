@@ -17,6 +17,7 @@ from llmgw.scheduler.state import Exit, ShardState
 from llmgw.settings.catalog import Limits
 
 _S = ShardState
+_LAST_LINE = 200
 
 NEXT: Mapping[ShardState, frozenset[ShardState]] = MappingProxyType(
     {
@@ -69,11 +70,16 @@ class Progressed:
 
 @frozen
 class Ended:
-    """The engine and everything it started is gone. ``error`` says why it could not be started at all."""
+    """The engine and everything it started is gone.
+
+    ``error`` says why it could not be started at all, ``left`` what could not be killed, ``last`` is the last line of
+    its log.
+    """
 
     exit: Exit
     error: str = ""
     left: tuple[int, ...] = ()
+    last: str = ""
 
 
 @frozen
@@ -219,6 +225,7 @@ def _tick(shard: Shard, limits: Limits, now: float) -> tuple[Shard, tuple[Action
 
 def _ended(shard: Shard, end: Ended, now: float) -> Shard:
     left = f"; pids {', '.join(map(str, end.left))} cannot be killed" if end.left else ""
+    last = f"; its last line: {end.last[:_LAST_LINE]}" if end.last else ""
     if end.error:
         return Shard(_S.FAILED, now, end.error, "", exit=end.exit)
     if shard.state is _S.STOPPING and shard.doomed is None:
@@ -226,6 +233,6 @@ def _ended(shard: Shard, end: Ended, now: float) -> Shard:
             return Shard(_S.FAILED, now, f"{shard.reason}{left}", "", exit=end.exit)
         return Shard(_S.STOPPED, now, shard.reason, "", exit=end.exit)
     if shard.doomed is not None:
-        return Shard(_S.FAILED, now, f"{shard.doomed}{left}", "", exit=end.exit)
-    reason = f"the engine ended without being asked while {shard.state.value}: {end.exit}{left}"
+        return Shard(_S.FAILED, now, f"{shard.doomed}{last}{left}", "", exit=end.exit)
+    reason = f"the engine ended without being asked while {shard.state.value}: {end.exit}{last}{left}"
     return Shard(_S.FAILED, now, reason, "", exit=end.exit)

@@ -149,7 +149,8 @@ class Supervisor:
                 else:
                     await trio.sleep(0.05)
         self.log_tail = await trio.to_thread.run_sync(logs.tail, self.folder)
-        self._observe(ended or Ended(Exit()))
+        last = self.log_tail[-1] if self.log_tail else ""
+        self._observe(evolve(ended or Ended(Exit()), last=last))
 
     async def _watch_log(self) -> None:
         reader = logs.LogReader(self.folder / "engine.log", from_end=self._adopted)

@@ -9,6 +9,7 @@ from typing import Any
 from attrs import define, field
 
 from llmgw.cli.ctl import explain_lines
+from llmgw.cli.demo_files import DemoEngine
 from llmgw.cli.demo_run import DemoRun
 from llmgw.errors import OperatorError
 
@@ -97,7 +98,8 @@ def check(run: DemoRun) -> None:
         say("client", f"{model} streamed: {stream.result()!r} in {len(stream.text)} chunks")
 
     before = _pids(run)
-    long = _Stream(api, run.demo.models[0], 150)
+    # Enough of it that it is under way when the agent dies: real engines on tiny models are fast.
+    long = _Stream(api, run.demo.models[0], 150 if run.demo.engine.kind is DemoEngine.FAKE else 900)
     long.start()
     long.begun.wait(30)
     run.kill_agent()

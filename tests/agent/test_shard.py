@@ -73,6 +73,8 @@ def test_an_end_that_nobody_asked_for_is_a_failure_whatever_its_code() -> None:
     assert shard.state is ShardState.FAILED
     assert shard.reason == "the engine ended without being asked while ready: exit code 0"
     assert play((1, Ended(Exit(signal=9))))[0].reason.endswith("while starting: killed by signal 9")
+    told, _ = play((1, Ended(Exit(1), last="ValueError: no such model")))
+    assert told.reason.endswith("exit code 1; its last line: ValueError: no such model")
     unseen, _ = play((1, Ended(Exit(), error="nope cannot be started: No such file or directory")))
     assert unseen.reason == "nope cannot be started: No such file or directory"
 

@@ -77,7 +77,8 @@ class Plane:
 
 @pytest.fixture
 async def plane(tmp_path, autojump_clock, nursery) -> AsyncIterator[Plane]:
-    # The store's thread needs real time, which must not look like idleness.
+    # The store's thread needs real time, which must not look like idleness. Tests name the clock as well: that is what
+    # makes their run use it.
     autojump_clock.autojump_threshold = 0.01
     async with SqliteStore(tmp_path / "db") as store:
         made = Plane(store, Settings(models=(model(),)), await store.cluster(), await store.new_epoch(), nursery)
@@ -107,7 +108,7 @@ async def until(done: Callable[[], bool], seconds: float = 60) -> None:
             await trio.sleep(2)
 
 
-async def test_from_registration_to_a_route(plane: Plane) -> None:
+async def test_from_registration_to_a_route(plane: Plane, autojump_clock: trio.testing.MockClock) -> None:
     async with plane.agent() as session:
         start = await expect(session, StartShard)
         assert isinstance(start, StartShard)
@@ -121,7 +122,9 @@ async def test_from_registration_to_a_route(plane: Plane) -> None:
         assert b'llmgw_shards{state="ready"} 1.0' in plane.metrics.render()
 
 
-async def test_a_refused_start_is_a_failure_with_its_reason_and_tried_again(plane: Plane) -> None:
+async def test_a_refused_start_is_a_failure_with_its_reason_and_tried_again(
+    plane: Plane, autojump_clock: trio.testing.MockClock
+) -> None:
     async with plane.agent() as session:
         start = await expect(session, StartShard)
         assert isinstance(start, StartShard)
@@ -142,7 +145,7 @@ def _reports(plane: Plane) -> tuple[ShardReport, ...]:
     return () if row is None else row.reports
 
 
-async def test_silence_and_return(plane: Plane) -> None:
+async def test_silence_and_return(plane: Plane, autojump_clock: trio.testing.MockClock) -> None:
     seen: list[NodeState] = []
 
     def state() -> NodeState:
@@ -176,7 +179,7 @@ async def test_silence_and_return(plane: Plane) -> None:
     assert seen == [NodeState.CONNECTED, NodeState.UNREACHABLE, NodeState.LOST, NodeState.CONNECTED]
 
 
-async def test_new_settings_are_followed(plane: Plane) -> None:
+async def test_new_settings_are_followed(plane: Plane, autojump_clock: trio.testing.MockClock) -> None:
     async with plane.agent() as session:
         start = await expect(session, StartShard)
         assert isinstance(start, StartShard)
@@ -192,7 +195,9 @@ async def test_new_settings_are_followed(plane: Plane) -> None:
         await expect(session, ForgetShard)
 
 
-async def test_the_same_node_again_takes_the_place_of_its_older_session(plane: Plane) -> None:
+async def test_the_same_node_again_takes_the_place_of_its_older_session(
+    plane: Plane, autojump_clock: trio.testing.MockClock
+) -> None:
     async with plane.agent() as old:
         await expect(old, StartShard)
         async with plane.agent() as new:
