@@ -25,6 +25,7 @@ from llmgw.settings.daemon import AgentConfig
 from llmgw.telemetry.logging import logger
 
 _KEY_BYTES = 24
+_FIRST_LOOK_S = 1.0
 _SHIM_END_LOOKS = 100
 _SHIM_END_LOOK_S = 0.05
 
@@ -83,7 +84,11 @@ class Shards:
             shard = adopted(record.state, record.model, record.profile.limits, now, since)
             supervisor = self._add(folder, record, shard, adopted=True)
             supervisor.attach()
-            self._log.info("adopted", shard=record.shard, generation=record.generation, state=shard.state.value)
+            if shard.state not in (ShardState.READY, ShardState.DRAINING):
+                # It may have become ready in the very moment in which the last agent died.
+                await supervisor.look(_FIRST_LOOK_S)
+            state = supervisor.shard.state
+            self._log.info("adopted", shard=record.shard, generation=record.generation, state=state.value)
             assert self._nursery is not None
             self._nursery.start_soon(self._supervise, supervisor)
             return

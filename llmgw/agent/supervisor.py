@@ -122,6 +122,11 @@ class Supervisor:
             if self._handle is None and pid is not None and start is not None:
                 self._handle = Handle.open(Known(pid, start))
 
+    async def look(self, within_s: float) -> None:
+        """Ask the engine once how it is; for one that was adopted, so that what is reported first is true already."""
+        with trio.move_on_after(within_s):
+            self._observe(await probe(self.record))
+
     async def run(self) -> None:
         """Watch until the shard has ended, or until cancelled."""
         try:
