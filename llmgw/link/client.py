@@ -66,7 +66,10 @@ async def _dial(address: Address, thing: str, within_s: float) -> trio.SocketStr
     except trio.TooSlowError as cause:
         raise PeerGone(thing, f"no connection within {within_s:g} s", "check the address and the firewall") from cause
     except OSError as cause:
-        reason = (cause.strerror or str(cause)).lower()
+        # Trio tries every address of a name and groups what each of them answered.
+        each = cause.__cause__.exceptions if isinstance(cause.__cause__, BaseExceptionGroup) else (cause,)
+        said = dict.fromkeys(e.strerror or str(e) for e in each if isinstance(e, OSError))
+        reason = ", ".join(said).lower()
         raise PeerGone(
             thing, f"cannot be reached: {reason}", "check the address, and that llmgw server runs"
         ) from cause
