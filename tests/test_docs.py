@@ -23,7 +23,7 @@ def test_links_lead_somewhere(page: Path) -> None:
 def commands() -> list[tuple[str, ...]]:
     found = set()
     for page in PAGES:
-        for words in re.findall(r"`llmgw ((?:[a-z-]+ ?)+)", page.read_text()):
+        for words in re.findall(r"`llmgw ((?:[a-z][a-z-]* ?)+)", page.read_text()):
             found.add(tuple(words.split()))
     return sorted(found)
 

@@ -28,7 +28,17 @@ from hypothesis import strategies as st
 from llmgw.errors import BugError
 from llmgw.link.codec import Unknown, encode
 from llmgw.link.messages import Heartbeat, Message, NotUnderstood
-from llmgw.link.protocol import CONTENT_TYPE, PATH, Arrived, Ended, LinkLimits, LinkProtocol, Opened, Role
+from llmgw.link.protocol import (
+    CONTENT_TYPE,
+    DEFAULT_LIMITS,
+    PATH,
+    Arrived,
+    Ended,
+    LinkLimits,
+    LinkProtocol,
+    Opened,
+    Role,
+)
 from tests.link.samples import REFUSED, WELCOME, register
 
 SMALL = LinkLimits(message_bytes=20_000, window_bytes=65_535, unsent_bytes=5_000)
@@ -37,7 +47,7 @@ SMALL = LinkLimits(message_bytes=20_000, window_bytes=65_535, unsent_bytes=5_000
 class Ends:
     """Both ends of a link, and what is on the way between them."""
 
-    def __init__(self, limits: LinkLimits = LinkLimits()) -> None:
+    def __init__(self, limits: LinkLimits = DEFAULT_LIMITS) -> None:
         self.now = 0.0
         self.agent = LinkProtocol(Role.AGENT, self.now, limits)
         self.server = LinkProtocol(Role.SERVER, self.now, limits)
@@ -67,7 +77,7 @@ class Ends:
                     return events
 
 
-def opened(limits: LinkLimits = LinkLimits()) -> Ends:
+def opened(limits: LinkLimits = DEFAULT_LIMITS) -> Ends:
     ends = Ends(limits)
     ends.settle()
     assert ends.agent.opened
@@ -202,10 +212,17 @@ def test_garbage_ends_a_link_and_nothing_else(role: Role, chunks: list[bytes]) -
         end.data_to_send()
 
 
+def frame(kind: int, flags: int, stream: int, payload: bytes) -> bytes:
+    return len(payload).to_bytes(3, "big") + bytes([kind, flags]) + stream.to_bytes(4, "big") + payload
+
+
 FRAMES = st.builds(
-    lambda kind, flags, stream, body: len(body).to_bytes(3, "big") + bytes([kind, flags]) + stream.to_bytes(4, "big") + body,
-    st.integers(0, 12), st.integers(0, 255), st.sampled_from([0, 1, 2, 3, 2**31 - 1]), st.binary(max_size=40),
-)  # fmt: skip
+    frame,
+    st.integers(0, 12),
+    st.integers(0, 255),
+    st.sampled_from([0, 1, 2, 3, 2**31 - 1]),
+    st.binary(max_size=40),
+)
 
 
 @settings(deadline=None, max_examples=300)
@@ -219,8 +236,8 @@ def test_frames_at_random_end_a_link_and_nothing_else(role: Role, frames: list[b
         peer.exchange(end)
     else:
         end.receive(peer.h2.data_to_send(), 0)
-    for frame in frames:
-        end.receive(frame, 0)
+    for each in frames:
+        end.receive(each, 0)
         end.take()
         end.data_to_send()
 

@@ -1,0 +1,95 @@
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+from attrs import define, evolve, field
+
+from llmgw.agent.dispatch import Dispatch
+from llmgw.agent.epoch import Epoch
+from llmgw.errors import OperatorError
+from llmgw.hardware.inventory import Host, Inventory
+from llmgw.link.messages import DrainShard, ForgetShard, StartShard, StopShard
+from tests.agent.test_shards import start
+
+INVENTORY = Inventory(Host("h", "b"), "none")
+
+
+@define
+class Asked:
+    """Stands where the shards stand, and writes down what it is asked."""
+
+    calls: list[str] = field(factory=list)
+    refuse: str = ""
+    known: bool = False
+
+    def find(self, shard: str, generation: int) -> Asked | None:
+        return self if self.known else None
+
+    async def start(self, command: StartShard, inventory: Inventory) -> None:
+        self.calls.append(f"start {command.shard}")
+        if self.refuse:
+            raise OperatorError("ports", self.refuse, "widen them")
+        self.known = True
+
+    async def forget(self, shard: str, generation: int) -> None:
+        self.calls.append(f"forget {shard}")
+
+    def drain(self, reason: str) -> None:
+        self.calls.append(f"drain {reason}")
+
+    def stop(self, reason: str, grace_s: float) -> None:
+        self.calls.append(f"stop {reason} {grace_s:g}")
+
+
+def dispatch(folder: Path, asked: Asked) -> Dispatch:
+    return Dispatch(asked, Epoch(folder), lambda: INVENTORY)  # type: ignore[arg-type]
+
+
+async def test_each_command_is_done_once(tmp_path: Path) -> None:
+    asked = Asked()
+    it = dispatch(tmp_path, asked)
+    command = start()
+    first = await it.run(command)
+    assert first == await it.run(command)
+    assert (first.accepted, asked.calls) == (True, ["start m-1.0"])
+    again = evolve(command, command="another id for the same start")
+    assert (await it.run(again)).accepted
+    assert asked.calls == ["start m-1.0"], "it runs already"
+    for told in (
+        DrainShard("d", 1, "m-1.0", 1, "x"),
+        StopShard("s", 1, "m-1.0", 1, "y", 3),
+        ForgetShard("f", 1, "m-1.0", 1),
+    ):
+        assert (await it.run(told)).accepted
+    assert asked.calls[1:] == ["drain x", "stop y 3", "forget m-1.0"]
+
+
+async def test_a_stop_of_what_is_not_here_is_done_already(tmp_path: Path) -> None:
+    asked = Asked()
+    assert (await dispatch(tmp_path, asked).run(StopShard("s", 1, "m-1.0", 1, "y", 3))).accepted
+    assert asked.calls == []
+
+
+async def test_a_refusal_has_its_reason_and_is_remembered(tmp_path: Path) -> None:
+    asked = Asked(refuse="none is free")
+    it = dispatch(tmp_path, asked)
+    result = await it.run(start())
+    assert (result.accepted, result.reason, result.remedy) == (False, "ports: none is free", "widen them")
+    assert await it.run(start()) == result
+    assert asked.calls == ["start m-1.0"]
+
+
+async def test_an_older_epoch_is_not_obeyed_also_after_a_restart(tmp_path: Path) -> None:
+    asked = Asked()
+    assert (await dispatch(tmp_path, asked).run(evolve(start(), epoch=5))).accepted
+    result = await dispatch(tmp_path, asked).run(evolve(start("m-2.0"), epoch=4))
+    assert (result.accepted, result.reason) == (False, "epoch 4 is over, 5 was seen")
+    assert asked.calls == ["start m-1.0"]
+
+
+def test_an_epoch_that_cannot_be_read_is_named(tmp_path: Path) -> None:
+    (tmp_path / "epoch").write_text(json.dumps("x"))
+    with pytest.raises(OperatorError, match="is not a number"):
+        Epoch(tmp_path)

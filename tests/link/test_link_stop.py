@@ -1,0 +1,122 @@
+"""A stop works wherever it comes: cancelled at every point of connecting, shaking hands, serving and closing."""
+
+from __future__ import annotations
+
+from contextlib import suppress
+from functools import partial
+
+import pytest
+import trio
+import trio.testing
+
+from llmgw.errors import PeerError
+from llmgw.link.client import connect
+from llmgw.link.messages import Heartbeat, NotUnderstood, Register
+from llmgw.link.protocol import LinkLimits, Role
+from llmgw.link.server import attend, serve
+from llmgw.link.session import PeerGone, Session, open_session
+from llmgw.link.tls import client_context, handshake, server_context
+from llmgw.settings.daemon import Address, LinkListener
+from tests.link.samples import REFUSED, TRUST_DOMAIN, WELCOME, Pki, register
+from tests.sweep import sweep
+
+LARGE = NotUnderstood("x" * 90_000)
+"""More than what a small window lets through, so that both ends wait for each other in the middle of it."""
+
+NARROW = LinkLimits(window_bytes=65_535, unsent_bytes=10_000)
+
+
+async def talk(session: Session, _: Register) -> None:
+    await session.send(WELCOME)
+    assert await session.receive() == LARGE
+    await session.send(LARGE)
+    with suppress(PeerGone):
+        await session.receive()
+
+
+async def ask(session: Session) -> None:
+    await session.send(register())
+    assert await session.receive() == WELCOME
+    await session.send(LARGE)
+    assert await session.receive() == LARGE
+    await session.send(Heartbeat(1))
+
+
+def test_every_point_of_a_life_with_tls(pki: Pki) -> None:
+    """Memory streams: the whole of it, TLS included, on a virtual clock."""
+    ours_tls, theirs_tls = client_context(pki.node()), server_context(pki.server)
+
+    async def scenario() -> None:
+        ours, theirs = trio.testing.memory_stream_pair()
+
+        async def control_plane() -> None:
+            stream = trio.SSLStream(theirs, theirs_tls, server_side=True)
+            try:
+                await handshake(stream, "agent", 5)  # type: ignore[arg-type]
+                await attend(stream, talk, lambda _: None, peer="n1", remote="memory", limits=NARROW)
+            except PeerError:
+                await trio.aclose_forcefully(stream)
+
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(control_plane)
+            stream = trio.SSLStream(ours, ours_tls, server_hostname="localhost")
+            await handshake(stream, "control plane", 5)  # type: ignore[arg-type]
+            async with open_session(stream, Role.AGENT, peer="s", remote="memory", limits=NARROW) as session:
+                await ask(session)
+
+    points = sweep(scenario)
+    tasks = {p.site.split()[0] for p in points}
+    assert len(points) > 150
+    assert len(tasks) > 1, "tasks of both ends and of the session were stopped"
+
+
+async def rejected(stream: trio.abc.Stream) -> None:
+    async with open_session(stream, Role.AGENT, peer="s", remote="memory") as session:
+        await session.send(register())
+        await session.receive()
+
+
+def test_every_point_of_a_refusal() -> None:
+    async def scenario() -> None:
+        ours, theirs = trio.testing.memory_stream_pair()
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(partial(attend, theirs, talk, lambda _: REFUSED, peer="n1", remote="memory"))
+            with pytest.raises(PeerError, match="wanted n1"):
+                await rejected(ours)
+
+    assert len(sweep(scenario)) > 50
+
+
+def test_points_of_a_life_over_sockets(pki: Pki) -> None:
+    """Real TLS over real sockets, both daemons' own code from dial and accept to close."""
+
+    async def scenario() -> None:
+        async with trio.open_nursery() as nursery:
+            config = LinkListener(pki.server, Address("127.0.0.1", 0), TRUST_DOMAIN)
+            (address,) = await nursery.start(partial(serve, config, talk, limits=NARROW))
+            async with connect(address, pki.node(), TRUST_DOMAIN, limits=NARROW) as session:
+                await ask(session)
+            nursery.cancel_scope.cancel()
+
+    points = sweep(scenario, stride=5, real_clock=True)
+    assert len(points) > 30
+
+
+def test_a_stop_while_the_other_end_does_nothing_at_all() -> None:
+    """Half-open from the start: what is sent is swallowed, nothing ever comes back."""
+
+    async def scenario() -> None:
+        ours, theirs = trio.testing.memory_stream_pair()
+
+        async def swallow() -> None:
+            while await theirs.receive_some():
+                pass
+
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(swallow)
+            with pytest.raises(PeerGone, match=r"no HTTP/2 connection was set up within 5 s"):
+                async with open_session(ours, Role.AGENT, peer="s", remote="memory"):
+                    raise AssertionError("it never opens")
+            nursery.cancel_scope.cancel()
+
+    assert len(sweep(scenario)) > 10

@@ -1,0 +1,64 @@
+from __future__ import annotations
+
+import io
+import json
+
+import pytest
+import structlog
+
+from llmgw.scheduler.decide import decide
+from llmgw.settings.daemon import Log, LogFormat, LogLevel
+from llmgw.telemetry.logging import configure, logger
+from llmgw.telemetry.metrics import ControlPlaneMetrics
+from tests.scheduler.clusters import NOW, cluster, device, model, node
+
+
+@pytest.fixture(autouse=True)
+def quiet_again():
+    yield
+    structlog.reset_defaults()
+    structlog.contextvars.clear_contextvars()
+
+
+def test_lines_carry_who_and_what_and_no_secret() -> None:
+    out = io.StringIO()
+    configure(Log(LogLevel.INFO, LogFormat.JSON), "agent", out)
+    log = logger("shard")
+    log.debug("not this")
+    log.warning("this", shard="m-1.0", api_key="sk-x", token="t")
+    (line,) = out.getvalue().splitlines()
+    said = json.loads(line)
+    assert (said["event"], said["level"], said["daemon"], said["subject"]) == ("this", "warning", "agent", "shard")
+    assert (said["api_key"], said["token"]) == ("[redacted]", "[redacted]")
+    assert said["timestamp"].endswith("Z")
+
+
+def test_text_for_people_and_exceptions_in_both() -> None:
+    for form in (LogFormat.TEXT, LogFormat.JSON):
+        out = io.StringIO()
+        configure(Log(LogLevel.ERROR, form), "server", out)
+        try:
+            raise ValueError("boom")
+        except ValueError:
+            logger("x").exception("failed")
+        assert "boom" in out.getvalue()
+        assert "failed" in out.getvalue()
+
+
+def test_gauges_are_what_the_last_pass_saw() -> None:
+    metrics = ControlPlaneMetrics()
+    state = cluster((node(devices=(device(0), device(1, fault="broken"))),), (model(replicas=2),))
+    outcome = decide(state, NOW)
+    metrics.observe_pass(0.01, state, outcome)
+    text = metrics.render().decode()
+    for line in (
+        'llmgw_nodes{state="connected"} 1.0',
+        'llmgw_devices{device_class="h100-80g"} 2.0',
+        "llmgw_devices_faulty 1.0",
+        'llmgw_replicas{goal="run",model="m"} 1.0',
+        'llmgw_unplaced{model="m"} 1.0',
+        'llmgw_decisions_total{kind="place"} 1.0',
+    ):
+        assert line in text
+    metrics.observe_pass(0.01, cluster((), ()), decide(cluster((), ()), NOW))
+    assert "llmgw_devices{" not in metrics.render().decode()
