@@ -26,6 +26,7 @@ from llmgw.telemetry.logging import logger
 
 _KEY_BYTES = 24
 _FIRST_LOOK_S = 1.0
+_SETTLE_S = 5.0
 _SHIM_END_LOOKS = 100
 _SHIM_END_LOOK_S = 0.05
 
@@ -100,6 +101,7 @@ class Shards:
         supervisor = self._add(folder, record, shard, adopted=True)
         supervisor.log_tail = await trio.to_thread.run_sync(logs.tail, folder)
         supervisor.done.set()
+        supervisor.settled.set()
         self._log.warning("an engine has ended", shard=record.shard, reason=shard.reason)
 
     def _add(self, folder: Path, record: Record, shard: Shard, *, adopted: bool) -> Supervisor:
@@ -120,6 +122,8 @@ class Shards:
             await self._write_down(supervisor)
         except* OSError as failed:
             self._log.error("supervision failed; the engine goes on", shard=supervisor.record.shard, error=str(failed))
+        finally:
+            supervisor.settled.set()
 
     async def _remember(self, supervisor: Supervisor) -> None:
         """Write the shard's state down as it changes, so that an adopted engine is known to be ready."""
@@ -217,6 +221,8 @@ class Shards:
             return
         if not supervisor.shard.state.ended:
             raise OperatorError(f"shard {shard}", f"is {supervisor.shard.state.value}", "stop it first")
+        with trio.move_on_after(_SETTLE_S):
+            await supervisor.settled.wait()
         # Its shim ends right after it wrote down how the engine ended.
         for _ in range(_SHIM_END_LOOKS):
             if await trio.to_thread.run_sync(records.remove, supervisor.folder):

@@ -45,7 +45,8 @@ Changed = Callable[["Supervisor"], None]
 class Supervisor:
     """A launched engine and what is known of it. ``changed`` is called at every change worth reporting.
 
-    ``moved`` is set when the state is another one; whoever writes that down puts a new event in its place.
+    ``moved`` is set when the state is another one; whoever writes that down puts a new event in its place. ``settled``
+    is set when the end is written down and nobody touches the folder any more.
     """
 
     def __init__(
@@ -65,6 +66,7 @@ class Supervisor:
         self.log_tail: tuple[str, ...] = ()
         self.done = trio.Event()
         self.moved = trio.Event()
+        self.settled = trio.Event()
         self._changed = changed
         self._clock = clock
         self._adopted = adopted

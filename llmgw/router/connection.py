@@ -132,8 +132,8 @@ class Connection:
         await self._client.send(data)
         self.deadline = None
 
-    async def _receive(self, within_s: float) -> bytes:
-        self.deadline = self._shared.clock() + within_s
+    async def _receive(self, by: float) -> bytes:
+        self.deadline = by
         data = await self._client.receive()
         self.deadline = None
         return data
@@ -141,15 +141,16 @@ class Connection:
     async def _request(self, buffer: bytes) -> bytes | None:
         """One request. Returns what was read beyond it, or ``None`` when the connection is over."""
         self.idle = not buffer
-        within_s = IDLE_S if self.idle else HEAD_S
+        # A head has one deadline from its first byte on: a client that sends it byte by byte gains nothing.
+        by = self._shared.clock() + (IDLE_S if self.idle else HEAD_S)
         while (end := buffer.find(b"\r\n\r\n")) < 0:
             if len(buffer) > MAX_HEAD_BYTES:
                 raise BadMessage(431, f"the request's head is longer than {MAX_HEAD_BYTES} bytes")
-            data = await self._receive(within_s)
+            data = await self._receive(by)
             if not data:
                 return None
-            self.idle = False
-            within_s = HEAD_S
+            if self.idle:
+                self.idle, by = False, self._shared.clock() + HEAD_S
             buffer += data
         self.idle = False
         end += 4
@@ -194,14 +195,14 @@ class Connection:
                 parts.append(part)
                 if decoder.finished:
                     return b"".join(parts), decoder.rest
-                if not (data := await self._receive(STALL_S)):
+                if not (data := await self._receive(self._shared.clock() + STALL_S)):
                     raise BadMessage(400, "the request's body ended early")
         length = head.length or 0
         if len(buffer) >= length:
             return buffer[:length], buffer[length:]
         pieces, missing = [buffer], length - len(buffer)
         while missing > 0:
-            if not (data := await self._receive(STALL_S)):
+            if not (data := await self._receive(self._shared.clock() + STALL_S)):
                 raise BadMessage(400, "the request's body ended early")
             pieces.append(data)
             missing -= len(data)

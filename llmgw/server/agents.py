@@ -8,7 +8,7 @@ import trio
 from attrs import define, field
 
 from llmgw import __version__
-from llmgw.errors import PeerError
+from llmgw.errors import OperatorError, PeerError
 from llmgw.link.codec import Unknown
 from llmgw.link.messages import (
     PROTOCOL,
@@ -77,8 +77,7 @@ class Agents:
             mine = _NodeSession(session, register.inventory.host.boot_id, replaced)
             self._sessions[node] = mine
             try:
-                row = self._cluster.register(register, self._clock())
-                await self._store.save_node(row)
+                await self._remember(self._cluster.register(register, self._clock()))
                 self._log.info(
                     "node registered",
                     node=node,
@@ -150,7 +149,14 @@ class Agents:
                     self._log.warning("unexpected message", node=node, kind=type(message).__name__)
             if row is not None:
                 stored_at = now
-                await self._store.save_node(row)
+                await self._remember(row)
+
+    async def _remember(self, row: NodeRow) -> None:
+        """Write a node's row down. A store that cannot take it must not cost us the node: it is all in memory too."""
+        try:
+            await self._store.save_node(row)
+        except OperatorError as failed:
+            self._log.error("a node's report is not stored", node=row.id, error=str(failed))
 
     def _result(self, node: str, mine: _NodeSession, result: CommandResult, now: float) -> NodeRow | None:
         command = mine.sent.get(result.command)

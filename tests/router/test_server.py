@@ -8,6 +8,7 @@ from contextlib import asynccontextmanager
 
 import pytest
 import trio
+import trio.testing
 from attrs import evolve
 
 from llmgw.router.server import RouterServer, listen
@@ -470,3 +471,28 @@ async def test_clients_that_come_and_go_leave_nothing_behind() -> None:
         with trio.fail_after(2):
             while it.server._connections:
                 await trio.sleep(0.005)
+
+
+async def test_a_head_that_comes_byte_by_byte_has_one_deadline(autojump_clock: trio.testing.MockClock) -> None:
+    autojump_clock.autojump_threshold = 0.01  # real sockets need a moment of real time
+    async with router(e.answers) as it, it.client() as client:
+
+        async def dribble() -> None:
+            for byte in b"POST /v1/completions HTTP/1.1\r\nhost: gw\r\nx-slow: 1\r\n" * 3:
+                await client.send(bytes([byte]))
+                await trio.sleep(1)
+
+        began = trio.current_time()
+        with pytest.raises(trio.BrokenResourceError):
+            await dribble()
+        assert 10 <= trio.current_time() - began < 13
+
+
+async def test_an_idle_client_is_let_go_after_a_while(autojump_clock: trio.testing.MockClock) -> None:
+    autojump_clock.autojump_threshold = 0.01
+    async with router(e.answers) as it, it.client() as client:
+        await client.get(b"/healthz")
+        await client.answer()
+        began = trio.current_time()
+        assert await client.rest() == b""
+        assert 75 <= trio.current_time() - began < 77

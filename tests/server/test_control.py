@@ -32,7 +32,7 @@ from llmgw.server.cluster import Cluster
 from llmgw.server.reconcile import Reconciler
 from llmgw.settings.catalog import EngineKind
 from llmgw.settings.document import Settings
-from llmgw.store.api import PassRecord, Store
+from llmgw.store.api import NodeRow, PassRecord, Store
 from llmgw.store.sqlite import SqliteStore
 from llmgw.telemetry.metrics import ControlPlaneMetrics
 from tests.scheduler.clusters import model, node
@@ -221,6 +221,11 @@ class FullDisk:
         if self.full:
             raise OperatorError("db", "the disk is full", "free some space")
         return await self._store.save_pass(record)
+
+    async def save_node(self, row: NodeRow) -> None:
+        if self.full:
+            raise OperatorError("db", "the disk is full", "free some space")
+        await self._store.save_node(row)
 
 
 async def test_nothing_is_carried_out_that_was_not_written_down(tmp_path, autojump_clock, nursery) -> None:
