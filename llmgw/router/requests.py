@@ -1,4 +1,4 @@
-"""What a request is about: its route, its model, and whether it is to be streamed. Pure."""
+"""What a request is about: its route and its model. Pure."""
 
 from __future__ import annotations
 
@@ -60,8 +60,8 @@ def model_of(path: bytes) -> str:
     return unquote_to_bytes(path[len(_MODEL_PREFIX) :]).decode("utf-8", "replace")
 
 
-def read_body(body: bytes) -> tuple[str, bool]:
-    """Model and stream of a request's JSON body. Raises :class:`ApiError` with 400."""
+def model_asked(body: bytes) -> str:
+    """The model that a request's JSON body asks for. Raises :class:`ApiError` with 400."""
     try:
         found = _decode(body)
     except msgspec.ValidationError as wrong:
@@ -69,4 +69,4 @@ def read_body(body: bytes) -> tuple[str, bool]:
         raise ApiError(400, f"The request's body is wrong: {wrong}.", "invalid_body", param) from wrong
     except (msgspec.DecodeError, RecursionError, UnicodeDecodeError) as wrong:
         raise ApiError(400, f"The request's body is not valid JSON: {wrong}.", "invalid_json") from wrong
-    return found.model, bool(found.stream)
+    return found.model

@@ -9,7 +9,8 @@ from collections.abc import Callable
 import trio
 
 from llmgw.errors import OperatorError
-from llmgw.router.connection import Connection, Shared
+from llmgw.router.connection import Connection
+from llmgw.router.exchange import Shared
 from llmgw.router.metrics import RouterMetrics
 from llmgw.router.pool import Directory
 from llmgw.router.sockets import HangUps, Peer
@@ -147,8 +148,8 @@ class RouterServer:
                 # One client's request must not end the others': it is written down, and this connection ends.
                 _log.exception("request failed")
             finally:
-                if scope.cancel_called and connection.model is not None:
-                    self.metrics.client_gone(connection.model)
+                if scope.cancel_called and connection.exchange is not None:
+                    self.metrics.client_gone(connection.exchange.model)
                 hang_ups.forget(accepted)
                 peer.close()
                 del self._connections[connection]
