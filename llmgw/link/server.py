@@ -16,7 +16,7 @@ from llmgw.link.messages import PROTOCOL, Message, Refused, Register
 from llmgw.link.protocol import DEFAULT_LIMITS, LinkLimits, Role
 from llmgw.link.session import Session, open_session
 from llmgw.link.tcp import bound_unacknowledged
-from llmgw.link.tls import TlsStream, handshake, server_context, verified_chain
+from llmgw.link.tls import TlsError, TlsStream, handshake, server_context, verified_chain
 from llmgw.settings.daemon import Address, LinkListener
 from llmgw.telemetry.logging import logger
 
@@ -69,6 +69,9 @@ async def serve(
                     await attend(stream, handler, check, peer=node, remote=remote, limits=limits)
                 except PeerError as ended:
                     _log.info("agent not served", remote=remote, reason=ended.reason)
+                except Exception:  # noqa: BLE001
+                    # The listener serves all other nodes too: one connection's fault is written down and ends it.
+                    _log.exception("connection failed", remote=remote)
 
         task_status.started(tuple(_address(s) for s in sockets))
         await trio.serve_listeners(accept, sockets)
@@ -107,7 +110,7 @@ async def attend(
         except PeerError as ended:
             _log.info("session ended", node=first.node, remote=remote, reason=ended.reason)
         except Exception:  # noqa: BLE001
-            # The listener serves all other nodes too: one session's fault is written down and ends that session.
+            # Caught here so that the agent learns of it too.
             _log.exception("session failed", node=first.node, remote=remote)
             session.close("the control plane failed to handle this session; its log says how")
 
@@ -115,13 +118,14 @@ async def attend(
 async def _handshake(stream: TlsStream, remote: str, turn: trio.Semaphore, within_s: float) -> None:
     """Shake hands with an agent, once it has something to say and it is its turn."""
     thing = f"agent at {remote}"
-    begun = trio.current_time()
-    with trio.move_on_after(within_s):
+    by = trio.current_time() + within_s
+    with trio.move_on_at(by) as silent:
         await trio.lowlevel.wait_readable(stream.transport_stream.socket)
         async with turn:
             await trio.lowlevel.checkpoint()
-    left_s = begun + within_s - trio.current_time()
-    await handshake(stream, thing, max(left_s, 0))
+    if silent.cancelled_caught:
+        raise TlsError(thing, f"the TLS handshake was not begun within {within_s:g} s")
+    await handshake(stream, thing, by - trio.current_time())
 
 
 def _check(

@@ -66,3 +66,50 @@ def test_odd_names(folder: Path, tmp_path: Path) -> None:
         ca.init(tmp_path / "other", "Not A Domain", NOW)
     with pytest.raises(OperatorError):
         ca.issue_node(tmp_path / "nothing", "n", tmp_path / "out", 1, NOW)
+
+
+def test_issuing_needs_no_root_key(folder: Path, tmp_path: Path) -> None:
+    (folder / "root.key").unlink()
+    assert (
+        Path(ca.issue_node(folder, "n", tmp_path / "out", 1, NOW).ca).read_bytes() == (folder / "root.pem").read_bytes()
+    )
+
+
+def test_a_certificate_never_outlives_its_issuer(folder: Path, tmp_path: Path) -> None:
+    with pytest.raises(OperatorError, match="shorter than the 3650 days asked for"):
+        ca.issue_node(folder, "n", tmp_path / "out", 3650, NOW)
+    assert not (tmp_path / "out").exists()
+
+
+def test_issuing_twice_to_one_folder_changes_nothing(folder: Path, tmp_path: Path) -> None:
+    first = Path(ca.issue_node(folder, "n", tmp_path / "out", 1, NOW).key).read_bytes()
+    with pytest.raises(OperatorError, match="never overwritten"):
+        ca.issue_node(folder, "n", tmp_path / "out", 1, NOW)
+    assert (tmp_path / "out" / "key.pem").read_bytes() == first
+    (tmp_path / "half").mkdir()
+    (tmp_path / "half" / "cert.pem").touch()
+    with pytest.raises(OperatorError, match=r"cert\.pem"):
+        ca.issue_node(folder, "n", tmp_path / "half", 1, NOW)
+    assert [p.name for p in (tmp_path / "half").iterdir()] == ["cert.pem"], "no key is left without its certificate"
+
+
+@pytest.mark.parametrize("name", ["a b", "-x", "x..y", "spiffe://x", "10.0.0.1/8", "ü.example", ""])
+def test_what_is_no_host_name_is_refused(folder: Path, tmp_path: Path, name: str) -> None:
+    with pytest.raises(OperatorError, match="is neither a host name nor an IP address"):
+        ca.issue_server(folder, (name,), tmp_path / "out", 1, NOW)
+
+
+def test_a_folder_that_others_reach_issues_nothing(folder: Path, tmp_path: Path) -> None:
+    folder.chmod(0o755)
+    with pytest.raises(OperatorError, match="chmod 700"):
+        ca.issue_node(folder, "n", tmp_path / "out", 1, NOW)
+
+
+def test_a_ca_appears_whole_or_not_at_all(tmp_path: Path) -> None:
+    target = tmp_path / "ca"
+    target.mkdir()
+    (target / "notes.txt").touch()
+    with pytest.raises(OperatorError, match="name a new folder"):
+        ca.init(target, "t.example", NOW)
+    assert [p.name for p in tmp_path.iterdir()] == ["ca"]
+    assert [p.name for p in target.iterdir()] == ["notes.txt"]

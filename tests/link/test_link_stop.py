@@ -12,7 +12,7 @@ import trio.testing
 from llmgw.errors import PeerError
 from llmgw.link.client import connect
 from llmgw.link.messages import Heartbeat, NotUnderstood, Register
-from llmgw.link.protocol import LinkLimits, Role
+from llmgw.link.protocol import Ended, LinkLimits, LinkProtocol, Role
 from llmgw.link.server import attend, serve
 from llmgw.link.session import PeerGone, Session, open_session
 from llmgw.link.tls import client_context, handshake, server_context
@@ -120,3 +120,85 @@ def test_a_stop_while_the_other_end_does_nothing_at_all() -> None:
             nursery.cancel_scope.cancel()
 
     assert len(sweep(scenario)) > 10
+
+
+class ByHand:
+    """A control plane played by hand on a stream that holds nothing: what is not read here is not written there."""
+
+    def __init__(self, stream: trio.abc.Stream) -> None:
+        self.stream = stream
+        self.protocol = LinkProtocol(Role.SERVER, 0)
+
+    async def open(self) -> None:
+        await self.stream.send_all(self.protocol.data_to_send())
+        while not self.protocol.opened:
+            self.protocol.receive(bytes(await self.stream.receive_some()), 0)
+        await self.stream.send_all(self.protocol.data_to_send())
+
+
+@pytest.mark.parametrize("how", ["ends", "is cancelled", "fails"])
+async def test_the_end_is_bounded_against_a_peer_that_reads_nothing(
+    how: str, autojump_clock: trio.testing.MockClock
+) -> None:
+    ours, theirs = trio.testing.lockstep_stream_pair()
+    peer = ByHand(theirs)
+    stopped_at = 0.0
+
+    async def session_that_stops() -> None:
+        nonlocal stopped_at
+        async with open_session(ours, Role.AGENT, peer="s", remote="memory") as session:
+            await session.send(LARGE)
+            await trio.sleep(1)
+            stopped_at = trio.current_time()
+            if how == "fails":
+                raise ZeroDivisionError
+            if how == "is cancelled":
+                scope.cancel()
+                await trio.sleep_forever()
+
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(peer.open)
+        with trio.CancelScope() as scope:
+            if how == "fails":
+                with pytest.raises(ZeroDivisionError):  # as itself, in no group
+                    await session_that_stops()
+            else:
+                await session_that_stops()
+    assert 0 < stopped_at <= trio.current_time() <= stopped_at + 0.6
+
+
+async def test_nothing_follows_a_write_that_was_cut(autojump_clock: trio.testing.MockClock) -> None:
+    ours, theirs = trio.testing.lockstep_stream_pair()
+    peer = ByHand(theirs)
+    rest = b""
+
+    async def read_a_little_then_all() -> None:
+        nonlocal rest
+        await peer.open()
+        await theirs.receive_some(100)
+        await trio.sleep(2)
+        while data := await theirs.receive_some():
+            rest += data
+
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(read_a_little_then_all)
+        with trio.move_on_after(1):
+            async with open_session(ours, Role.AGENT, peer="s", remote="memory") as session:
+                await session.send(LARGE)
+                await trio.sleep_forever()
+    assert b"the agent ended the session" not in rest, (
+        "a goodbye in the middle of a frame would be read as something else"
+    )
+
+
+async def test_the_stream_is_closed_at_the_end(autojump_clock: trio.testing.MockClock) -> None:
+    ours, theirs = trio.testing.memory_stream_pair()
+    peer = ByHand(theirs)
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(peer.open)
+        async with open_session(ours, Role.AGENT, peer="s", remote="memory") as session:
+            await session.send(register())
+    while data := await theirs.receive_some():
+        peer.protocol.receive(bytes(data), 0)
+    assert peer.protocol.take() == register(), "what was sent before the end arrived"
+    assert peer.protocol.ended == Ended("closed by the other end: the agent ended the session")

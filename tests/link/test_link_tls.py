@@ -12,13 +12,17 @@ from pathlib import Path
 
 import pytest
 import trio
+import trio.testing
 from attrs import evolve
+from cryptography.hazmat.primitives import serialization
 
 from llmgw.errors import OperatorError
 from llmgw.link.client import Backoff, connect
+from llmgw.link.identity import read_chain
 from llmgw.link.messages import PROTOCOL, Register, Welcome
 from llmgw.link.server import serve
 from llmgw.link.session import LinkRefused, PeerGone, Session
+from llmgw.link.tls import TlsError, TlsStream, alert, client_context, handshake, server_context, verified_chain
 from llmgw.settings.daemon import Address, LinkListener, TlsFiles
 from tests.link.samples import DAY_S, TRUST_DOMAIN, WELCOME, Pki, register
 
@@ -190,3 +194,51 @@ def test_backoff_is_jittered_bounded_and_reset() -> None:
     assert len({round(s, 6) for s in seen}) > 190
     backoff.reset()
     assert backoff.next_s() <= 0.5
+
+
+def test_an_encrypted_key_is_refused_and_no_password_is_asked_for(pki: Pki, tmp_path: Path) -> None:
+    plain = serialization.load_pem_private_key(Path(pki.node().key).read_bytes(), None)
+    locked = tmp_path / "locked.pem"
+    locked.write_bytes(
+        plain.private_bytes(
+            serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, serialization.BestAvailableEncryption(b"pw")
+        )
+    )
+    locked.chmod(0o600)
+    with pytest.raises(OperatorError, match="unencrypted key in PEM form"):
+        client_context(evolve(pki.node(), key=str(locked)))
+
+
+async def test_the_alert_of_a_failed_handshake_reaches_the_other_end(pki: Pki) -> None:
+    """Trio alone would close with the alert unsent, and the agent would see a connection that just ends."""
+    ours, theirs = trio.testing.memory_stream_pair()
+    server = trio.SSLStream(theirs, server_context(pki.server), server_side=True)
+    agent = trio.SSLStream(ours, client_context(pki.node(authority="foreign")), server_hostname="localhost")
+
+    async def refuse() -> None:
+        with pytest.raises(TlsError, match="unable to get local issuer certificate"):
+            await handshake(server, "agent", 5)  # type: ignore[arg-type]
+        await trio.aclose_forcefully(server)
+
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(refuse)
+        await agent.do_handshake()
+        with pytest.raises(trio.BrokenResourceError) as caught:
+            await agent.receive_some()
+        await trio.aclose_forcefully(agent)
+    assert alert(caught.value) == "unknown ca"
+
+
+async def test_the_verified_chain_has_the_issuers(pki: Pki) -> None:
+    async with listening(pki) as made:
+        stream: TlsStream = trio.SSLStream(
+            await trio.open_tcp_stream("127.0.0.1", made.address.port),
+            client_context(pki.node()),
+            server_hostname="localhost",
+        )
+        async with stream.transport_stream:
+            await handshake(stream, "control plane", 5)
+            leaf, issuing, root = read_chain(verified_chain(stream))
+    assert stream.version() == "TLSv1.3"
+    assert "URI:spiffe://test.llmgw/llmgw/server/localhost" in leaf.names
+    assert (leaf.issuer, issuing.issuer) == (issuing.subject, root.subject)
