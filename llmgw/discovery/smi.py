@@ -44,22 +44,23 @@ async def read(program: str, timeout_s: float) -> Gpus:
     Raises :class:`DiscoveryError` when nothing can be read at all.
     """
     ran: dict[str, Ran] = {}
+    failed: OSError | None = None
 
     async def ask(name: str, *args: str) -> None:
+        nonlocal failed
         try:
             ran[name] = await run((program, *args), timeout_s)
-        except OSError as failed:
-            raise DiscoveryError(
-                "driver-missing", program, f"cannot be run: {failed.strerror}", "check discovery.nvidia_smi"
-            ) from failed
+        except OSError as cause:
+            failed = cause
 
-    try:
-        async with trio.open_nursery() as nursery:
-            nursery.start_soon(ask, "xml", "-q", "-x")
-            nursery.start_soon(ask, "list", "-L")
-            nursery.start_soon(ask, "capability", "--query-gpu=uuid,compute_cap", "--format=csv,noheader")
-    except* DiscoveryError as group:
-        raise group.exceptions[0] from group
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(ask, "xml", "-q", "-x")
+        nursery.start_soon(ask, "list", "-L")
+        nursery.start_soon(ask, "capability", "--query-gpu=uuid,compute_cap", "--format=csv,noheader")
+    if failed is not None:
+        raise DiscoveryError(
+            "driver-missing", program, f"cannot be run: {failed.strerror}", "check discovery.nvidia_smi"
+        ) from failed
     xml = ran["xml"]
     if "<nvidia_smi_log" not in xml.stdout:
         raise _failure(xml, timeout_s)
