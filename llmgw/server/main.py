@@ -56,16 +56,18 @@ async def _main(config: ServerConfig) -> None:
 @contextmanager
 def _first_error() -> Iterator[None]:
     """One error of ours out of a group that holds nothing else, so that the command line can print it."""
+    found: BaseException | None = None
     try:
         yield
     except BaseExceptionGroup as group:
         ours, others = group.split(LlmgwError)
         if ours is None or others is not None:
             raise
-        leaf: BaseException = ours
-        while isinstance(leaf, BaseExceptionGroup):
-            leaf = leaf.exceptions[0]
-        raise leaf from group  # noqa: ASYNC123 - the group is its cause, and the command line prints one sentence
+        found = ours
+    while isinstance(found, BaseExceptionGroup):
+        found = found.exceptions[0]
+    if found is not None:
+        raise found
 
 
 class Server:
