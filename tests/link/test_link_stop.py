@@ -198,7 +198,8 @@ async def test_the_stream_is_closed_at_the_end(autojump_clock: trio.testing.Mock
         nursery.start_soon(peer.open)
         async with open_session(ours, Role.AGENT, peer="s", remote="memory") as session:
             await session.send(register())
-    while data := await theirs.receive_some():
-        peer.protocol.receive(bytes(data), 0)
+    with trio.fail_after(1):
+        while data := await theirs.receive_some():
+            peer.protocol.receive(bytes(data), 0)
     assert peer.protocol.take() == register(), "what was sent before the end arrived"
     assert peer.protocol.ended == Ended("closed by the other end: the agent ended the session")
