@@ -225,6 +225,15 @@ def test_an_earlier_start_that_still_runs_is_stopped() -> None:
     assert [(c.shard, c.generation) for c in stops] == [("m-1.0", 1)]
 
 
+def test_a_row_on_a_silent_node_keeps_its_devices_until_the_node_says_that_they_are_free() -> None:
+    leaving = row(goal=Goal.STOP)
+    for away in (NodeState.UNREACHABLE, NodeState.LOST):
+        outcome = decide(cluster((node(state=away),), (), (leaving,)), NOW)
+        assert outcome.replicas == (leaving,)
+        assert outcome.commands == ()
+    assert decide(cluster((node(),), (), (leaving,)), NOW).replicas == ()
+
+
 # What holds for every state there can be.
 
 

@@ -1,0 +1,64 @@
+from __future__ import annotations
+
+from attrs import evolve
+
+from llmgw.scheduler.state import NodeState, ShardState
+from llmgw.server.cluster import Cluster
+from llmgw.settings.document import Settings
+from llmgw.store.api import NodeRow
+from tests.scheduler.clusters import NOW, model, node, report, row
+
+
+def cluster(last_heard: float, started: float) -> tuple[Cluster, list[int]]:
+    here = node(reports=(report(row(), ShardState.READY),))
+    stored = NodeRow(here.id, here.address, "1", here.inventory, here.engines, here.reports, last_heard)
+    woken: list[int] = []
+    made = Cluster(
+        cluster="c1", epoch=1, settings=Settings(models=(model(),)), nodes=(stored,), replicas=(row(),), next_serial=2,
+        unplaced=(), started=started, woken=lambda: woken.append(1),
+    )  # fmt: skip
+    return made, woken
+
+
+def state_of(it: Cluster, now: float) -> NodeState:
+    found = it.state(now).node("n1")
+    assert found is not None
+    return found.state
+
+
+def test_silence_counts_from_our_own_start_at_the_earliest() -> None:
+    it, _ = cluster(NOW - 100_000, NOW)
+    assert state_of(it, NOW + 1) is NodeState.CONNECTED, "while we were down nobody could be heard"
+    assert state_of(it, NOW + 16) is NodeState.UNREACHABLE
+    assert state_of(it, NOW + 61) is NodeState.LOST
+
+
+def test_states_are_announced_once_each() -> None:
+    it, _ = cluster(NOW, NOW)
+    assert [c.before for c in it.changes(it.state(NOW))] == [None]
+    assert it.changes(it.state(NOW + 1)) == ()
+    (change,) = it.changes(it.state(NOW + 20))
+    assert (change.before, change.node.state) == (NodeState.CONNECTED, NodeState.UNREACHABLE)
+
+
+def test_reports_replace_each_other_by_start_and_wake_the_loop() -> None:
+    it, woken = cluster(NOW, NOW)
+    newer = evolve(report(row(), ShardState.FAILED), reason="died")
+    it.report("n1", newer)
+    it.report("n1", evolve(newer, generation=2, state=ShardState.STARTING))
+    kept = it.row("n1")
+    assert kept is not None
+    assert {(r.generation, r.state) for r in kept.reports} == {(1, ShardState.FAILED), (2, ShardState.STARTING)}
+    it.forgotten("n1", "m-1.0", 1)
+    kept = it.row("n1")
+    assert kept is not None
+    assert [r.generation for r in kept.reports] == [2]
+    assert len(woken) == 3
+
+
+def test_why_a_link_ended_is_said() -> None:
+    it, _ = cluster(NOW, NOW)
+    it.disconnected("n1", "the connection was cut")
+    found = it.state(NOW + 20).node("n1")
+    assert found is not None
+    assert found.reason == "no heartbeat for 20 s; the link ended: the connection was cut"
