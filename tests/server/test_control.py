@@ -113,6 +113,12 @@ async def test_from_registration_to_a_route(plane: Plane, autojump_clock: trio.t
         start = await expect(session, StartShard)
         assert isinstance(start, StartShard)
         assert (start.command, start.devices, start.epoch) == ("m-1.0#1:start", (0,), plane.cluster.epoch)
+        for beat in range(3):
+            await trio.sleep(5)
+            await session.send(Heartbeat(beat))
+        with trio.move_on_after(1) as waited:
+            await session.receive()
+        assert waited.cancelled_caught, "the same command is not sent twice on one session"
         await session.send(CommandResult(start.command, True))
         for state in (ShardState.STARTING, ShardState.LOADING, ShardState.READY):
             await session.send(ShardStatus(report(start, state)))
