@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import ssl
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from functools import partial
 
@@ -16,7 +16,7 @@ from attrs import evolve
 from llmgw.errors import OperatorError
 from llmgw.link.client import connect
 from llmgw.link.messages import Heartbeat, NotUnderstood, Register, Welcome
-from llmgw.link.protocol import LinkLimits, LinkProtocol, Role
+from llmgw.link.protocol import DEFAULT_LIMITS, LinkLimits, LinkProtocol, Role
 from llmgw.link.server import Handler, attend, serve
 from llmgw.link.session import LinkRefused, PeerGone, Session, open_session
 from llmgw.link.tls import client_context
@@ -31,11 +31,18 @@ async def welcome(session: Session, _: Register) -> None:
 
 @asynccontextmanager
 async def listening(
-    pki: Pki, handler: Handler = welcome, *, limits: LinkLimits = LinkLimits(), handshake_s: float = 5.0
+    pki: Pki,
+    handler: Handler = welcome,
+    *,
+    limits: LinkLimits = DEFAULT_LIMITS,
+    handshake_s: float = 5.0,
+    wall: Callable[[], float] = time.time,
 ) -> AsyncIterator[Address]:
     async with trio.open_nursery() as nursery:
         config = LinkListener(pki.server, Address("127.0.0.1", 0), TRUST_DOMAIN)
-        (address,) = await nursery.start(partial(serve, config, handler, limits=limits, handshake_s=handshake_s))
+        (address,) = await nursery.start(
+            partial(serve, config, handler, limits=limits, handshake_s=handshake_s, wall=wall)
+        )
         yield address
         began = time.monotonic()
         nursery.cancel_scope.cancel(reason="test over")
@@ -61,6 +68,20 @@ async def test_a_handler_that_fails_ends_its_own_session_and_says_so(pki: Pki) -
             await session.send(evolve(register(), address="bad"))
             with pytest.raises(PeerGone, match="the control plane failed to handle this session"):
                 await session.receive()
+        assert await is_welcomed(address, pki)
+
+
+async def test_a_fault_outside_of_any_handler_ends_one_connection(pki: Pki) -> None:
+    faults = [RuntimeError("no clock")]
+
+    def wall() -> float:
+        if faults:
+            raise faults.pop()
+        return time.time()
+
+    async with listening(pki, wall=wall) as address:
+        with pytest.raises(PeerGone):
+            await is_welcomed(address, pki)
         assert await is_welcomed(address, pki)
 
 

@@ -203,3 +203,19 @@ async def test_the_stream_is_closed_at_the_end(autojump_clock: trio.testing.Mock
             peer.protocol.receive(bytes(data), 0)
     assert peer.protocol.take() == register(), "what was sent before the end arrived"
     assert peer.protocol.ended == Ended("closed by the other end: the agent ended the session")
+
+
+async def test_what_the_peer_said_last_tells_more_than_a_broken_pipe(autojump_clock: trio.testing.MockClock) -> None:
+    ours, theirs = trio.testing.memory_stream_pair()
+    peer = ByHand(theirs)
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(peer.open)
+        async with open_session(ours, Role.AGENT, peer="s", remote="memory") as session:
+            await trio.testing.wait_all_tasks_blocked()
+            theirs.receive_stream.close()  # type: ignore[attr-defined]
+            await session.send(register())
+            await trio.sleep(0.1)
+            peer.protocol.close("this node is on the deny list")
+            await theirs.send_all(peer.protocol.data_to_send())
+            with pytest.raises(PeerGone, match="closed by the other end: this node is on the deny list"):
+                await session.receive()
