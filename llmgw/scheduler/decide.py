@@ -189,7 +189,8 @@ class _Pass:
             found = self._place(model)
             if isinstance(found, NoPlace):
                 leaving = sum(1 for r in self.rows.values() if r.model == model.name and r.goal is not Goal.RUN)
-                self.unplaced.append(_explain(model, running, len(gone), leaving, found))
+                since = self.state.unplaced_since.get(model.name, self.now)
+                self.unplaced.append(_explain(model, running, len(gone), leaving, found, since))
                 return
             new = self._add(model, found, "")
             if gone:
@@ -349,10 +350,10 @@ def _same_but_limits(wanted: Profile, has: Profile) -> bool:
     return evolve(has, limits=wanted.limits) == wanted
 
 
-def _explain(model: Model, running: int, gone: int, leaving: int, found: NoPlace) -> Unplaced:
+def _explain(model: Model, running: int, gone: int, leaving: int, found: NoPlace, since: float) -> Unplaced:
     parts: Iterable[str] = (
         f"{gone} on a lost node" if gone else "",
         f"{leaving} still stopping" if leaving else "",
         f"{found.reason}{f'; {found.remedy}' if found.remedy else ''}",
     )
-    return Unplaced(model.name, model.replicas, running, "; ".join(p for p in parts if p), found.candidates)
+    return Unplaced(model.name, model.replicas, running, "; ".join(p for p in parts if p), found.candidates, since)

@@ -29,13 +29,14 @@ class Candidate:
 
 @frozen
 class Unplaced:
-    """A replica that is wanted and has no place, with everything that was tried for it."""
+    """A replica that is wanted and has no place, since when, with everything that was tried for it."""
 
     model: str
     wanted: int
     running: int
     reason: str
     candidates: tuple[Candidate, ...]
+    since: float = 0.0
 
 
 class DecisionKind(StrEnum):

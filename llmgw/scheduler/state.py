@@ -16,6 +16,7 @@ from llmgw.hardware.inventory import Inventory
 from llmgw.settings.catalog import EngineKind, Model, Profile
 
 _NO_LOAD: Mapping[str, int] = MappingProxyType({})
+_NO_TIMES: Mapping[str, float] = MappingProxyType({})
 
 
 class ShardState(StrEnum):
@@ -148,7 +149,8 @@ class ClusterState:
     """One consistent picture of everything, taken at the start of a reconcile pass.
 
     ``in_flight`` counts the router's open requests by shard; a shard that is missing from it has an unknown
-    number. ``next_serial`` is the number of the next new replica.
+    number. ``next_serial`` is the number of the next new replica. ``unplaced_since`` says since when a model has had
+    replicas without a place, by the pass before.
     """
 
     cluster: str
@@ -157,6 +159,7 @@ class ClusterState:
     replicas: tuple[Replica, ...]
     next_serial: int
     in_flight: Mapping[str, int] = field(default=_NO_LOAD, hash=False)
+    unplaced_since: Mapping[str, float] = field(default=_NO_TIMES, hash=False)
 
     def node(self, node_id: str) -> Node | None:
         """The node of this id, if it ever registered."""

@@ -131,7 +131,7 @@ def _model(model: Model, views: list[ReplicaView], missing: Unplaced | None) -> 
     if missing is not None and (first is None or first.state in ("lost", "stopping", "draining")):
         word = "degraded" if count else "unplaced"
         then = "placed as soon as one of the reasons below is gone"
-        return ModelView(model.name, wanted, count, word, missing.reason, first.since if first else None, then)
+        return ModelView(model.name, wanted, count, word, missing.reason, missing.since, then)
     if first is None:
         word = "degraded" if count else "waiting"
         return ModelView(model.name, wanted, count, word, "not looked at yet", None, "placed in the next pass")

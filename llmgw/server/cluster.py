@@ -152,6 +152,7 @@ class Cluster:
             replicas=self.replicas,
             next_serial=self._next_serial,
             in_flight=self.in_flight,
+            unplaced_since={item.model: item.since for item in self.unplaced},
         )
 
     def apply(self, outcome: Outcome) -> None:

@@ -37,6 +37,7 @@ STEPS: tuple[str, ...] = (
         wanted INTEGER NOT NULL,
         running INTEGER NOT NULL,
         reason TEXT NOT NULL,
+        since REAL NOT NULL,
         PRIMARY KEY (pass, model)
     ) STRICT, WITHOUT ROWID;
     CREATE TABLE refusal (

@@ -252,7 +252,8 @@ def _newest_settings(connection: sqlite3.Connection) -> SettingsRevision | None:
 
 def _insert_unplaced(connection: sqlite3.Connection, number: int, item: Unplaced) -> None:
     connection.execute(
-        "INSERT INTO unplaced VALUES (?, ?, ?, ?, ?)", (number, item.model, item.wanted, item.running, item.reason)
+        "INSERT INTO unplaced VALUES (?, ?, ?, ?, ?, ?)",
+        (number, item.model, item.wanted, item.running, item.reason, item.since),
     )
     connection.executemany(
         "INSERT INTO refusal VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?)",
@@ -266,7 +267,7 @@ def _insert_unplaced(connection: sqlite3.Connection, number: int, item: Unplaced
 
 def _unplaced(connection: sqlite3.Connection) -> tuple[Unplaced, ...]:
     made = []
-    for number, model, wanted, running, reason in connection.execute(
+    for number, model, wanted, running, reason, since in connection.execute(
         "SELECT * FROM unplaced ORDER BY model"
     ).fetchall():
         candidates: dict[int, Candidate] = {}
@@ -278,5 +279,5 @@ def _unplaced(connection: sqlite3.Connection) -> tuple[Unplaced, ...]:
         for at, node, profile, *refusal in rows:
             known = candidates.get(at, Candidate(node, profile))
             candidates[at] = Candidate(node, profile, (*known.refusals, Refusal(*refusal)))
-        made.append(Unplaced(model, wanted, running, reason, tuple(candidates.values())))
+        made.append(Unplaced(model, wanted, running, reason, tuple(candidates.values()), since))
     return tuple(made)

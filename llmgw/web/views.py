@@ -85,6 +85,7 @@ def _unplaced(item: Unplaced) -> Json:
         "wanted": item.wanted,
         "running": item.running,
         "reason": item.reason,
+        "since": item.since,
         "candidates": [
             {
                 "node": c.node,

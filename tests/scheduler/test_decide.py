@@ -79,6 +79,13 @@ def test_unplaced_names_every_candidate_and_what_would_help() -> None:
     )
 
 
+def test_since_when_there_is_no_place_is_kept_from_pass_to_pass() -> None:
+    state = cluster((), (model(),))
+    assert decide(state, NOW).unplaced[0].since == NOW
+    later = decide(evolve(state, unplaced_since={"m": NOW - 70}), NOW)
+    assert later.unplaced[0].since == NOW - 70
+
+
 def test_no_node_at_all() -> None:
     (unplaced,) = decide(cluster((), (model(),)), NOW).unplaced
     assert unplaced.reason == "no node has registered; start llmgw agent on a node"

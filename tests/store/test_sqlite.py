@@ -21,7 +21,7 @@ from llmgw.store.sqlite import SqliteStore, StoreError
 from tests.scheduler.clusters import NOW, cluster, model, node, report, row
 
 UNPLACED = Unplaced(
-    "m", 2, 1, "nowhere", (Candidate("n1", "p", (Refusal("f", "r", "do"), Refusal("g", "s"))), Candidate("n2", "p", (Refusal("f", "x"),)))
+    "m", 2, 1, "nowhere", (Candidate("n1", "p", (Refusal("f", "r", "do"), Refusal("g", "s"))), Candidate("n2", "p", (Refusal("f", "x"),))), 5.0
 )  # fmt: skip
 
 
