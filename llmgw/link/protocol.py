@@ -293,7 +293,12 @@ class LinkProtocol:
         self._pending += data
 
     def refuse(self, refused: Refused) -> None:
-        """Control plane: answer the agent's first message with a refusal and finish the stream."""
+        """Control plane: answer the agent's first message with a refusal and finish the stream.
+
+        An agent that is gone already is not told.
+        """
+        if self.ended is not None:
+            return
         if self._status is not None:
             raise BugError("link", "an agent was refused after it had been accepted")
         data = encode(refused)

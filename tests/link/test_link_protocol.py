@@ -147,6 +147,15 @@ def test_an_agent_is_refused_before_any_other_message() -> None:
     assert ends.agent.ended == Ended("refused: node id", REFUSED)
 
 
+def test_refusing_an_agent_that_is_gone_is_no_error() -> None:
+    ends = opened()
+    ends.agent.send(register(), 0)
+    ends.agent.close("SIGTERM")
+    ends.settle()
+    ends.server.refuse(REFUSED)
+    assert ends.server.ended == Ended("closed by the other end: SIGTERM")
+
+
 def test_who_was_accepted_is_not_refused() -> None:
     ends = opened()
     ends.server.send(WELCOME, 0)
