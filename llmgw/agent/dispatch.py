@@ -33,10 +33,8 @@ class Dispatch:
             return known
         try:
             admitted = await trio.to_thread.run_sync(self._epoch.admit, command.epoch)
-        except OSError as failed:
-            return CommandResult(
-                command.command, False, f"the epoch cannot be written: {failed.strerror}", "check the disk"
-            )
+        except OperatorError as failed:
+            return CommandResult(command.command, False, f"{failed.thing}: {failed.reason}", failed.remedy)
         if not admitted:
             reason = f"epoch {command.epoch} is over, {self._epoch.highest} was seen"
             return CommandResult(command.command, False, reason, "only the newest control plane is obeyed")

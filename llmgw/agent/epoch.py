@@ -23,10 +23,18 @@ class Epoch:
             ) from wrong
 
     def admit(self, epoch: int) -> bool:
-        """Whether commands of this epoch are obeyed; a higher one is written down first."""
+        """Whether commands of this epoch are obeyed; a higher one is written down first.
+
+        Raises :class:`OperatorError` when it cannot be: what a restart would forget is not obeyed.
+        """
         if epoch < self.highest:
             return False
         if epoch > self.highest:
-            write_private(self._path, f"{epoch}\n".encode())
+            try:
+                write_private(self._path, f"{epoch}\n".encode())
+            except OSError as failed:
+                raise OperatorError(
+                    str(self._path), f"cannot be written: {failed.strerror}", "check the disk and the folder's mode"
+                ) from failed
             self.highest = epoch
         return True

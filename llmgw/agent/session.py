@@ -15,7 +15,7 @@ from llmgw.agent.hardware import Hardware
 from llmgw.agent.shards import Shards
 from llmgw.errors import LlmgwError, OperatorError, PeerError
 from llmgw.link.client import Backoff, connect
-from llmgw.link.codec import Unknown
+from llmgw.link.codec import Unknown, UnsendableError
 from llmgw.link.messages import (
     PROTOCOL,
     CommandResult,
@@ -128,7 +128,9 @@ class Link:
     def _disconnected(self, address: Address, ended: LlmgwError) -> None:
         self.state = LinkState(False, str(address), ended.reason, self._clock())
         # Once a change, not once a try: an agent that is refused all night must not fill its log.
-        said = f"{type(ended).__name__} {ended.thing} {ended.reason}"
+        # What a refusal wanted may hold the time of day, so it is told by its claim and by what was found.
+        told = f"{ended.refused.claim} {ended.refused.found}" if isinstance(ended, LinkRefused) else ended.reason
+        said = f"{type(ended).__name__} {ended.thing} {told}"
         if said == self._said:
             return
         self._said = said
@@ -220,6 +222,8 @@ class Link:
                     await session.send(message)
                 except PeerError:
                     return  # the listener sees the same end, and the next registration says everything anew
+                except UnsendableError as wrong:
+                    self._log.error("a message cannot be sent and is left out", error=str(wrong))
 
     async def _beat(self, session: Session, every_s: float) -> None:
         sequence = 0

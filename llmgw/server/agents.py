@@ -9,7 +9,7 @@ from attrs import define, field
 
 from llmgw import __version__
 from llmgw.errors import OperatorError, PeerError
-from llmgw.link.codec import Unknown
+from llmgw.link.codec import Unknown, UnsendableError
 from llmgw.link.messages import (
     PROTOCOL,
     CommandResult,
@@ -115,6 +115,8 @@ class Agents:
                     await mine.session.send(message)
                 except PeerError:
                     return  # the reader sees the same end, and says why
+                except UnsendableError as wrong:
+                    self._log.error("a command cannot be sent", node=mine.session.peer, error=str(wrong))
 
     async def _receive(self, node: str, mine: _NodeSession) -> str:
         """Take in messages until the session ends; returns why it did."""

@@ -93,3 +93,12 @@ def test_an_epoch_that_cannot_be_read_is_named(tmp_path: Path) -> None:
     (tmp_path / "epoch").write_text(json.dumps("x"))
     with pytest.raises(OperatorError, match="is not a number"):
         Epoch(tmp_path)
+
+
+async def test_an_epoch_that_cannot_be_written_is_not_obeyed(tmp_path: Path) -> None:
+    asked = Asked()
+    it = dispatch(tmp_path / "gone", asked)
+    result = await it.run(start())
+    assert not result.accepted
+    assert "cannot be written: No such file or directory" in result.reason
+    assert asked.calls == []
