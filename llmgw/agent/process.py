@@ -88,6 +88,54 @@ class Handle:
         os.close(self._fd)
 
 
+class Grip:
+    """A hold on an engine: through its shim, or on the engine itself when the shim is gone.
+
+    An engine leads its own process group, so as long as it is verified to be alive its group is the right one.
+    """
+
+    def __init__(self, handle: Handle, engine: int | None, *, through_shim: bool) -> None:
+        self.through_shim = through_shim
+        self._handle = handle
+        self._engine = engine
+
+    @staticmethod
+    def take(shim: Known | None, engine: Known | None) -> Grip | None:
+        """A hold on whichever of the two lives, the shim first; ``None`` when neither does."""
+        number = None if engine is None else engine.pid
+        for known, through_shim in ((shim, True), (engine, False)):
+            if known is not None and (handle := Handle.open(known)) is not None:
+                return Grip(handle, number, through_shim=through_shim)
+        return None
+
+    @property
+    def over(self) -> bool:
+        """Whether what is held has ended."""
+        return start_time(self._handle.known.pid) != self._handle.known.start
+
+    def terminate(self) -> None:
+        """Ask the engine's group to end."""
+        self._signal(signal.SIGTERM, signal.SIGTERM)
+
+    def kill(self) -> None:
+        """Kill everything that the engine started, as far as it can be known."""
+        self._signal(signal.SIGUSR1, signal.SIGKILL)
+
+    def _signal(self, to_shim: int, to_group: int) -> None:
+        if self.through_shim:
+            self._handle.send(to_shim)
+        elif self._engine is not None and not self.over:
+            os.killpg(self._engine, to_group)
+
+    async def wait(self) -> None:
+        """Wait for the end of what is held."""
+        await self._handle.wait()
+
+    def close(self) -> None:
+        """Let go."""
+        self._handle.close()
+
+
 def environment(own: Mapping[str, str], *more: Mapping[str, str]) -> dict[str, str]:
     """What an engine's process gets: an allow-list of our own environment, then what was set for it."""
     made = {name: value for name, value in own.items() if name in _INHERITED or name.startswith("LC_")}

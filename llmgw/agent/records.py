@@ -19,6 +19,7 @@ import cattrs
 import orjson
 from attrs import field, frozen
 
+from llmgw.agent.process import Grip, Known
 from llmgw.errors import OperatorError
 from llmgw.scheduler.state import Exit, ShardState
 from llmgw.settings.catalog import Profile
@@ -73,6 +74,14 @@ class Pids:
     shim_start: int | None
     engine: int | None
     engine_start: int | None
+
+    def grip(self) -> Grip | None:
+        """A hold on the shim, or on the engine when only that is left."""
+        shim = None if self.shim_start is None else Known(self.shim, self.shim_start)
+        engine = None
+        if self.engine is not None and self.engine_start is not None:
+            engine = Known(self.engine, self.engine_start)
+        return Grip.take(shim, engine)
 
 
 @frozen

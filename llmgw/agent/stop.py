@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import signal
 import time
 from collections.abc import Callable
 from pathlib import Path
 
 from llmgw.agent import records
-from llmgw.agent.process import Handle, Known
+from llmgw.agent.process import Grip
 from llmgw.store.folder import held
 
 _KILL_S = 3.0
@@ -22,32 +21,24 @@ def stop_engines(state_dir: Path, grace_s: float) -> tuple[str, ...]:
     folder: then the control plane is the one to ask.
     """
     with held(state_dir, "agent"):
-        folders = records.folders(state_dir / "shards")
-        running = [(folder, handle) for folder in folders if (handle := _handle(folder)) is not None]
+        running = [(folder.name, grip) for folder in records.folders(state_dir / "shards") if (grip := _grip(folder))]
         try:
-            for _, handle in running:
-                handle.send(signal.SIGTERM)
-            if not _wait(lambda: all(_over(folder) for folder, _ in running), grace_s):
-                for folder, handle in running:
-                    if not _over(folder):
-                        handle.send(signal.SIGUSR1)
-                _wait(lambda: all(_over(folder) for folder, _ in running), _KILL_S)
+            for _, grip in running:
+                grip.terminate()
+            if not _wait(lambda: all(grip.over for _, grip in running), grace_s):
+                for _, grip in running:
+                    if not grip.over:
+                        grip.kill()
+                _wait(lambda: all(grip.over for _, grip in running), _KILL_S)
         finally:
-            for _, handle in running:
-                handle.close()
-        return tuple(folder.name for folder, _ in running)
+            for _, grip in running:
+                grip.close()
+        return tuple(name for name, _ in running)
 
 
-def _handle(folder: Path) -> Handle | None:
+def _grip(folder: Path) -> Grip | None:
     pids = records.pids(folder)
-    if pids is None or pids.shim_start is None:
-        return None
-    return Handle.open(Known(pids.shim, pids.shim_start))
-
-
-def _over(folder: Path) -> bool:
-    with records.lock(folder) as free:
-        return free
+    return None if pids is None else pids.grip()
 
 
 def _wait(done: Callable[[], bool], seconds: float) -> bool:

@@ -5,7 +5,6 @@ Cancelling it lets go of the engine, which goes on serving. Only a stop that was
 
 from __future__ import annotations
 
-import signal
 from collections.abc import Callable
 from pathlib import Path
 
@@ -14,7 +13,7 @@ from attrs import evolve
 
 from llmgw.agent import logs, records
 from llmgw.agent.probe import probe
-from llmgw.agent.process import Handle, Known
+from llmgw.agent.process import Grip
 from llmgw.agent.records import Record
 from llmgw.agent.shard import (
     Action,
@@ -37,7 +36,8 @@ _PROBE_LOADING_S = 0.25
 _PROBE_READY_S = 2.0
 _LOG_EVERY_S = 0.25
 _TICK_S = 0.25
-_EXIT_FILE_S = 2.0
+_EXIT_FILE_LOOKS = 10
+_EXIT_FILE_LOOK_S = 0.05
 
 Changed = Callable[["Supervisor"], None]
 
@@ -70,7 +70,7 @@ class Supervisor:
         self._changed = changed
         self._clock = clock
         self._adopted = adopted
-        self._handle: Handle | None = None
+        self._grip: Grip | None = None
         self._log = logger("shard").bind(shard=record.shard, generation=record.generation)
 
     @property
@@ -120,9 +120,7 @@ class Supervisor:
         if pids is None:
             return
         self.pid = pids.engine
-        for pid, start in ((pids.shim, pids.shim_start), (pids.engine, pids.engine_start)):
-            if self._handle is None and pid is not None and start is not None:
-                self._handle = Handle.open(Known(pid, start))
+        self._grip = pids.grip()
 
     async def look(self, within_s: float) -> None:
         """Ask the engine once how it is; for one that was adopted, so that what is reported first is true already."""
@@ -140,24 +138,37 @@ class Supervisor:
                 await self.done.wait()
                 nursery.cancel_scope.cancel(reason="the shard has ended")
         finally:
-            if self._handle is not None:
-                self._handle.close()
-                self._handle = None
+            self._let_go()
 
     async def _watch_end(self) -> None:
-        if self._handle is not None:
-            await self._handle.wait()
         ended: Ended | None = None
-        with trio.move_on_after(_EXIT_FILE_S):
-            while ended is None:
-                found = await trio.to_thread.run_sync(records.end, self.folder)
-                if found is not None:
-                    ended = Ended(found.exit, found.error, found.left)
-                else:
-                    await trio.sleep(0.05)
+        while ended is None and self._grip is not None:
+            await self._grip.wait()
+            ended = await self._read_end()
+            self._let_go()
+            if ended is None:
+                self.attach()
+                if self._grip is not None:
+                    self._log.warning("the shim is gone; the engine goes on, and is watched itself")
+        if ended is None:
+            ended = await self._read_end()  # it was over before anybody could take hold of it
         self.log_tail = await trio.to_thread.run_sync(logs.tail, self.folder)
         last = self.log_tail[-1] if self.log_tail else ""
         self._observe(evolve(ended or Ended(Exit()), last=last))
+
+    async def _read_end(self) -> Ended | None:
+        """What the shim wrote down, which it does right before it ends; ``None`` when it could not."""
+        for _ in range(_EXIT_FILE_LOOKS):
+            found = await trio.to_thread.run_sync(records.end, self.folder)
+            if found is not None:
+                return Ended(found.exit, found.error, found.left)
+            await trio.sleep(_EXIT_FILE_LOOK_S)
+        return None
+
+    def _let_go(self) -> None:
+        if self._grip is not None:
+            self._grip.close()
+            self._grip = None
 
     async def _watch_log(self) -> None:
         reader = logs.LogReader(self.folder / "engine.log", from_end=self._adopted)
@@ -198,14 +209,11 @@ class Supervisor:
         self._changed(self)
 
     def _act(self, action: Action) -> None:
-        if self._handle is None:
+        if self._grip is None:
             return
         match action:
             case Terminate():
-                self._handle.send(signal.SIGTERM)
+                self._grip.terminate()
             case Kill():
                 self._log.warning("killing the engine and everything it started")
-                self._handle.send(signal.SIGUSR1 if self._shim_lives() else signal.SIGKILL)
-
-    def _shim_lives(self) -> bool:
-        return self._handle is not None and self._handle.known.pid != self.pid
+                self._grip.kill()

@@ -235,6 +235,41 @@ async def test_an_agent_that_stops_leaves_its_engine_and_the_next_one_adopts_it(
         assert stopped.exit.code == 0, "the shim knows how an adopted engine ended"
 
 
+def shim_of(folder: Path) -> int:
+    pids = records.pids(folder / "shards/m-1.0-g1")
+    assert pids is not None
+    return pids.shim
+
+
+async def test_an_engine_whose_shim_is_killed_goes_on_and_is_stopped_all_the_same(folder: Path) -> None:
+    settings = config(folder)
+    async with running(settings) as node:
+        await node.shards.start(start(workers=1), INVENTORY)
+        pid = (await node.until(S.READY)).pid
+        assert pid is not None
+        worker = int(Path(f"/proc/{pid}/task/{pid}/children").read_text().split()[0])
+        os.kill(shim_of(folder), signal.SIGKILL)
+        with trio.move_on_after(1.5):
+            await node.get().done.wait()
+        assert (node.get().shard.state, alive(pid)) == (S.READY, True)
+    async with running(settings) as node:
+        assert node.get().report().pid == pid, "adopted without a shim"
+        node.get().stop("enough", 1)
+        stopped = await node.until(S.STOPPED)
+        assert str(stopped.exit) == "exit code unknown"
+        assert within_5_s(lambda: not alive(pid) and not alive(worker))
+
+
+async def test_engines_without_agent_and_shim_can_be_stopped_too(folder: Path) -> None:
+    async with running(config(folder)) as node:
+        await node.shards.start(start(), INVENTORY)
+        pid = (await node.until(S.READY)).pid
+        os.kill(shim_of(folder), signal.SIGKILL)
+    assert alive(pid)
+    assert stop_engines(folder, 2.0) == ("m-1.0-g1",)
+    assert not alive(pid)
+
+
 async def test_what_ended_without_an_agent_is_reported(folder: Path) -> None:
     settings = config(folder)
     async with running(settings) as node:
