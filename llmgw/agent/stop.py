@@ -20,20 +20,28 @@ def stop_engines(state_dir: Path, grace_s: float) -> tuple[str, ...]:
     SIGTERM to all, SIGKILL after ``grace_s``. Raises :class:`llmgw.errors.OperatorError` while an agent holds the
     folder: then the control plane is the one to ask.
     """
+    stopped: dict[str, None] = {}
     with held(state_dir, "agent"):
-        running = [(folder.name, grip) for folder in records.folders(state_dir / "shards") if (grip := _grip(folder))]
-        try:
+        # Twice: a shim that is killed meanwhile leaves its engine behind, which is then held itself.
+        for _ in range(2):
+            stopped.update(dict.fromkeys(_round(state_dir / "shards", grace_s)))
+    return tuple(stopped)
+
+
+def _round(shards: Path, grace_s: float) -> tuple[str, ...]:
+    running = [(folder.name, grip) for folder in records.folders(shards) if (grip := _grip(folder)) is not None]
+    try:
+        for _, grip in running:
+            grip.terminate()
+        if not _wait(lambda: all(grip.over for _, grip in running), grace_s):
             for _, grip in running:
-                grip.terminate()
-            if not _wait(lambda: all(grip.over for _, grip in running), grace_s):
-                for _, grip in running:
-                    if not grip.over:
-                        grip.kill()
-                _wait(lambda: all(grip.over for _, grip in running), _KILL_S)
-        finally:
-            for _, grip in running:
-                grip.close()
-        return tuple(name for name, _ in running)
+                if not grip.over:
+                    grip.kill()
+            _wait(lambda: all(grip.over for _, grip in running), _KILL_S)
+    finally:
+        for _, grip in running:
+            grip.close()
+    return tuple(name for name, _ in running)
 
 
 def _grip(folder: Path) -> Grip | None:
