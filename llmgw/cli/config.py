@@ -31,7 +31,7 @@ def check(ctx: click.Context, file: Path, kind: str | None, as_json: bool) -> No
     """
     text = read_text(file)
     try:
-        kind = kind or kind_of(text)
+        kind = kind or kind_of(text, str(file))
         folder = str(file.resolve().parent)
         if kind == "server":
             load_server(text, str(file), folder)

@@ -116,15 +116,15 @@ def _note(error: BaseException) -> AttributeValidationNote | IterableValidationN
     return None
 
 
-def kind_of(text: str) -> str:
+def kind_of(text: str, file: str) -> str:
     """``server``, ``agent`` or ``settings``, told by the keys at the top. Raises :class:`ConfigError`."""
-    document = yaml.read(text, "this file")
+    document = yaml.read(text, file)
     keys = set(document.value) if isinstance(document.value, dict) else set()
     scores = {kind: len(keys & known) for kind, known in _TOP_KEYS.items()}
     best = max(scores, key=lambda kind: scores[kind])
     if not scores[best]:
-        raise ConfigError("this file", [document.fault((), "neither server.yaml, agent.yaml nor a settings document",
-                                                       "say which with --kind")])  # fmt: skip
+        fault = document.fault((), "neither server.yaml, agent.yaml nor a settings document", "say which with --kind")
+        raise ConfigError(file, [fault])
     return best
 
 

@@ -206,6 +206,10 @@ def test_agent_faults(old: str, new: str, said: str) -> None:
 
 
 def test_kind_of() -> None:
-    assert [kind_of(t) for t in (SERVER, AGENT, GOOD)] == ["server", "agent", "settings"]
-    with pytest.raises(ConfigError, match=r"neither server\.yaml"):
-        kind_of("x: 1")
+    assert [kind_of(t, "a.yaml") for t in (SERVER, AGENT, GOOD)] == ["server", "agent", "settings"]
+    with pytest.raises(ConfigError) as caught:
+        kind_of("x: 1", "odd.yaml")
+    assert "odd.yaml:1:1: neither server.yaml" in str(caught.value.faults[0])
+    with pytest.raises(ConfigError) as caught:
+        kind_of("a: 1\na: 2", "odd.yaml")
+    assert str(caught.value.faults[0]).startswith("odd.yaml:2:1: ")
