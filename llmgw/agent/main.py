@@ -18,8 +18,6 @@ from llmgw.agent.epoch import Epoch
 from llmgw.agent.hardware import Hardware
 from llmgw.agent.session import Link, Outbox
 from llmgw.agent.shards import Shards
-from llmgw.discovery.probe import discover
-from llmgw.hardware.inventory import Inventory
 from llmgw.link.client import Backoff
 from llmgw.scheduler.state import ShardReport, ShardState
 from llmgw.settings.daemon import AgentConfig
@@ -37,26 +35,23 @@ def run(config: AgentConfig) -> None:
 async def _main(config: AgentConfig) -> None:
     log = logger("agent")
     epoch = Epoch(Path(config.state_dir))
-    inventory = await discover(config.discovery)
-    _say_hardware(inventory)
     outbox = Outbox()
+    hardware = Hardware(config.discovery, config.fabrics, Path(config.state_dir), outbox.hardware)
 
     def shard_changed(report: ShardReport) -> None:
         outbox.report(report)
         if report.state is ShardState.FAILED:
             hardware.look_again()  # what killed it may have been a device
 
-    def inventory_changed(_inventory: Inventory) -> None:
-        outbox.inventory_changed = True
-
     shards = Shards(config, shard_changed, time.time)
-    hardware = Hardware(config.discovery, inventory, inventory_changed)
     dispatch = Dispatch(shards, epoch, lambda: hardware.inventory)
     backoff = Backoff(random.Random())  # noqa: S311 - jitter, not a secret
     link = Link(config, shards, dispatch, hardware, epoch, outbox, backoff, time.time)
     async with trio.open_nursery() as root:
         await root.start(_signals, root.cancel_scope)
         await root.start(shards.run)
+        # After the engines are adopted: a driver that hangs must not keep anybody from them.
+        inventory = await hardware.read()
         root.start_soon(hardware.run)
         root.start_soon(link.run)
         log.info(
@@ -69,17 +64,6 @@ async def _main(config: AgentConfig) -> None:
         )
         _notify("READY=1")
     log.info("stopped", engines_left_serving=sum(1 for _ in shards.alive()))
-
-
-def _say_hardware(inventory: Inventory) -> None:
-    log = logger("hardware")
-    if inventory.simulated is not None:
-        log.warning("SIMULATED machine", machine=inventory.simulated)
-    for warning in inventory.warnings:
-        log.warning(warning.reason, code=warning.code, remedy=warning.remedy)
-    for device in inventory.devices:
-        for fault in device.faults:
-            log.warning("device is out", device=device.label, code=fault.code, reason=fault.reason, remedy=fault.remedy)
 
 
 async def _signals(scope: trio.CancelScope, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:

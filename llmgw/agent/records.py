@@ -58,6 +58,7 @@ class Record:
     api_key: str | None = field(default=None, repr=False)
     state: ShardState = ShardState.STARTING
     since: float = 0.0
+    uuids: tuple[str, ...] = ()
 
     @property
     def endpoint(self) -> str:

@@ -14,13 +14,17 @@ from llmgw.agent.epoch import Epoch
 from llmgw.agent.hardware import Hardware
 from llmgw.agent.shards import Shards
 from llmgw.errors import LlmgwError, OperatorError, PeerError
+from llmgw.hardware.delta import diff
+from llmgw.hardware.inventory import Inventory
 from llmgw.link.client import Backoff, connect
 from llmgw.link.codec import Unknown, UnsendableError
 from llmgw.link.messages import (
     PROTOCOL,
+    AgentMessage,
     CommandResult,
     DrainShard,
     ForgetShard,
+    HardwareChanged,
     Heartbeat,
     NotUnderstood,
     Register,
@@ -54,7 +58,7 @@ class Outbox:
     def __init__(self) -> None:
         self._reports: dict[tuple[str, int], ShardReport] = {}
         self._results: list[CommandResult | NotUnderstood] = []
-        self.inventory_changed = False
+        self._hardware = False
         self._filled = trio.Event()
 
     def report(self, report: ShardReport) -> None:
@@ -67,23 +71,29 @@ class Outbox:
         self._results.append(result)
         self._filled.set()
 
+    def hardware(self) -> None:
+        """The hardware was read again and is not as it was."""
+        self._hardware = True
+        self._filled.set()
+
     def clear(self) -> None:
         """A registration says all of it."""
         self._reports.clear()
         self._results.clear()
-        self.inventory_changed = False
+        self._hardware = False
 
-    async def take(self) -> list[ShardStatus | CommandResult | NotUnderstood]:
-        """Wait for something to say, and take all of it. Reports go before results."""
-        while not self._reports and not self._results:
+    async def take(self) -> tuple[list[ShardStatus | CommandResult | NotUnderstood], bool]:
+        """Wait for something to say, and take all of it, reports before results; and whether the hardware changed."""
+        while not self._reports and not self._results and not self._hardware:
             await self._filled.wait()
             self._filled = trio.Event()
         self._filled = trio.Event()
         taken: list[ShardStatus | CommandResult | NotUnderstood] = [ShardStatus(r) for r in self._reports.values()]
         taken += self._results
+        changed, self._hardware = self._hardware, False
         self._reports.clear()
         self._results.clear()
-        return taken
+        return taken, changed
 
 
 class Link:
@@ -141,7 +151,8 @@ class Link:
     async def _session(self, address: Address) -> None:
         async with connect(address, self._config.tls, self._config.trust_domain) as session:
             self._outbox.clear()
-            await session.send(self._registration())
+            inventory = self._hardware.inventory
+            await session.send(self._registration(inventory))
             welcome = None
             with trio.move_on_after(_WELCOME_S):
                 welcome = await session.receive()
@@ -155,9 +166,9 @@ class Link:
                     f"has epoch {welcome.epoch}, {self._epoch.highest} was seen",
                     "it was replaced by a newer one; stop it",
                 )
-            await self._welcomed(address, session, welcome)
+            await self._welcomed(address, session, welcome, inventory)
 
-    async def _welcomed(self, address: Address, session: Session, welcome: Welcome) -> None:
+    async def _welcomed(self, address: Address, session: Session, welcome: Welcome, told: Inventory) -> None:
         self._backoff.reset()
         self._said = ""
         self.state = LinkState(True, str(address), "welcomed", self._clock())
@@ -172,7 +183,7 @@ class Link:
         commands, to_do = trio.open_memory_channel[ShardCommand](math.inf)
         ended: PeerError | None = None
         async with trio.open_nursery() as nursery:
-            nursery.start_soon(self._say, session)
+            nursery.start_soon(self._say, session, told)
             nursery.start_soon(self._beat, session, welcome.heartbeat_s)
             nursery.start_soon(self._obey, to_do)
             try:
@@ -183,8 +194,7 @@ class Link:
         if ended is not None:
             raise ended
 
-    def _registration(self) -> Register:
-        inventory = self._hardware.inventory
+    def _registration(self, inventory: Inventory) -> Register:
         return Register(
             protocol=PROTOCOL,
             node=self._config.id,
@@ -215,9 +225,18 @@ class Link:
         async for command in to_do:
             self._outbox.result(await self._dispatch.run(command))
 
-    async def _say(self, session: Session) -> None:
+    async def _say(self, session: Session, told: Inventory) -> None:
+        """Say what there is to say; ``told`` is the inventory that the control plane has."""
+        sequence = 0
         while True:
-            for message in await self._outbox.take():
+            taken, changed = await self._outbox.take()
+            messages: list[AgentMessage] = [*taken]
+            now = self._hardware.inventory
+            if changed and (delta := diff(told, now)) is not None:
+                sequence += 1
+                told = now
+                messages.append(HardwareChanged(sequence, delta))
+            for message in messages:
                 try:
                     await session.send(message)
                 except PeerError:
@@ -230,8 +249,7 @@ class Link:
         while True:
             await trio.sleep(every_s)
             sequence += 1
-            changed, self._outbox.inventory_changed = self._outbox.inventory_changed, False
             try:
-                await session.send(Heartbeat(sequence, self._hardware.inventory if changed else None))
+                await session.send(Heartbeat(sequence))
             except PeerError:
                 return

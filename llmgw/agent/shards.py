@@ -18,7 +18,7 @@ from llmgw.discovery.host import boot_id
 from llmgw.engines.base import ShardSpec
 from llmgw.engines.registry import build
 from llmgw.errors import OperatorError
-from llmgw.hardware.inventory import Inventory
+from llmgw.hardware.inventory import Device, Inventory
 from llmgw.link.messages import StartShard
 from llmgw.scheduler.state import Exit, ShardReport, ShardState
 from llmgw.settings.daemon import AgentConfig
@@ -150,22 +150,15 @@ class Shards:
                 f"is not installed on {config.id}",
                 f"add engines.{command.profile.engine.value} to agent.yaml",
             )
-        devices = []
-        for number in command.devices:
-            device = inventory.device(number)
-            if device is None:
-                raise OperatorError(f"device {number}", f"is not on {config.id}", "wait for the next registration")
-            devices.append(device)
+        devices = self._devices(command, inventory)
         for other in self.alive():
-            shared = sorted(set(other.record.devices) & set(command.devices))
-            if shared:
-                label = inventory.device(shared[0])
-                name = label.label if label is not None else f"device {shared[0]}"
-                raise OperatorError(name, f"is held by shard {other.record.shard}", "stop that one first")
+            for device in devices:
+                if device.uuid in other.record.uuids:
+                    raise OperatorError(device.label, f"is held by shard {other.record.shard}", "stop that one first")
         spec = ShardSpec(
             model=command.model,
             profile=command.profile,
-            devices=tuple(devices),
+            devices=devices,
             install=install,
             host=config.address,
             port=self._port(),
@@ -184,7 +177,8 @@ class Shards:
             model=command.model,
             profile=command.profile,
             profile_digest=command.profile_digest,
-            devices=command.devices,
+            devices=tuple(d.number for d in devices),
+            uuids=tuple(d.uuid for d in devices),
             argv=launch.argv,
             host=launch.host,
             port=launch.port,
@@ -213,6 +207,18 @@ class Shards:
         self._changed(supervisor.report())
         if self._nursery is not None:
             self._nursery.start_soon(self._supervise, supervisor)
+
+    def _devices(self, command: StartShard, inventory: Inventory) -> tuple[Device, ...]:
+        """The devices that are meant. Raises :class:`OperatorError` for one that is not there."""
+        devices = []
+        for position, number in enumerate(command.devices):
+            uuid = command.uuids[position] if len(command.uuids) == len(command.devices) else None
+            device = inventory.device(number) if uuid is None else inventory.by_uuid(uuid)
+            if device is None:
+                where = f"device {number}" if uuid is None else f"device {uuid}"
+                raise OperatorError(where, f"is not on {self._config.id}", "wait for the next registration")
+            devices.append(device)
+        return tuple(devices)
 
     async def forget(self, shard: str, generation: int) -> None:
         """Drop an ended shard's record and log. Raises :class:`OperatorError` while it has not ended."""

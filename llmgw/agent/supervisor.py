@@ -91,6 +91,7 @@ class Supervisor:
             cluster=record.cluster,
             profile_digest=record.profile_digest,
             devices=record.devices,
+            uuids=record.uuids,
             state=shard.state,
             reason=shard.reason,
             next=shard.next,

@@ -3,14 +3,24 @@
 from __future__ import annotations
 
 import json
+import os
+import shutil
+import socket
+import time
+from collections.abc import Sequence
 from pathlib import Path
 
 import click
 import trio
+from attrs import evolve
 
+from llmgw import __version__
 from llmgw.cli.files import agent_config
 from llmgw.cli.inventory import show_inventory
-from llmgw.settings.daemon import Discovery
+from llmgw.errors import OperatorError
+from llmgw.hardware.fabric import FabricRule
+from llmgw.hardware.inventory import Inventory
+from llmgw.settings.daemon import Discovery, GpuSource
 
 
 @click.group(name="agent", invoke_without_command=True)
@@ -34,27 +44,116 @@ def command(ctx: click.Context, path: Path) -> None:
 
 @command.command()
 @click.option("--json", "as_json", is_flag=True, help="The inventory as it travels in the registration message.")
-@click.option("--root", type=click.Path(path_type=Path, exists=True, file_okay=False),
-              help="Read this folder as if it were the machine's root.")  # fmt: skip
+@click.option(
+    "--root",
+    type=click.Path(path_type=Path, exists=True, file_okay=False),
+    help="Read this folder: a capture made with --save, or one that stands in for a machine's root.",
+)
+@click.option(
+    "--run-programs",
+    is_flag=True,
+    help="With --root: run that folder's programs (usr/bin/nvidia-smi, …). Only for a folder of your own.",
+)
+@click.option(
+    "--source", type=click.Choice([s.value for s in GpuSource]), help="How GPUs are read, whatever agent.yaml says."
+)
+@click.option(
+    "--save",
+    type=click.Path(path_type=Path),
+    help="Capture what was read into this new folder, for support; serials and host name are blanked.",
+)
+@click.option(
+    "--accept",
+    is_flag=True,
+    help="Take the cards that are here now for those that this node shall have: ends warnings of missing ones.",
+)
 @click.pass_context
-def inventory(ctx: click.Context, as_json: bool, root: Path | None) -> None:
+def inventory(
+    ctx: click.Context, as_json: bool, root: Path | None, run_programs: bool, source: str | None, save: Path | None,
+    accept: bool,
+) -> None:  # fmt: skip
     """Show the hardware of this machine as the scheduler would see it.
 
-    Reads what agent.yaml says under `discovery` when that file is there, and this machine otherwise.
+    Reads what agent.yaml says under `discovery` and `fabrics` when that file is there, and this machine otherwise.
+    Exit code 1 when GPUs were meant to be read and could not be.
     """
-    from llmgw.discovery.probe import discover
-    from llmgw.link.codec import converter
-
     path: Path = ctx.obj
+    config = agent_config(path) if path.exists() else None
+    discovery = Discovery() if config is None else config.discovery
+    rules: Sequence[FabricRule] = () if config is None else config.fabrics
     if root is not None:
-        config = Discovery(root=str(root.resolve()))
-    else:
-        config = agent_config(path).discovery if path.exists() else Discovery()
-    found = trio.run(discover, config)
+        discovery = Discovery(root=str(root.resolve()))
+    if source is not None:
+        discovery = evolve(discovery, source=GpuSource(source))
+    if accept and (root is not None or config is None):
+        raise OperatorError(
+            "--accept", "needs this node's agent.yaml", f"name it: llmgw agent --config {path} inventory"
+        )
+    found = _read(discovery, rules, save, run_programs=run_programs or root is None)
+    if config is not None and root is None:
+        from llmgw.agent.hardware import Known
+        from llmgw.hardware.known import differences, known_cards
+
+        known = Known(Path(config.state_dir))
+        if accept:
+            known.write(known_cards(found))
+        found = evolve(found, warnings=(*found.warnings, *differences(known.read(), found)))
     if as_json:
+        from llmgw.link.codec import converter
+
         click.echo(json.dumps(converter().unstructure(found), indent=2))
     else:
         show_inventory(found)
+        if save is not None:
+            click.echo(f"\nsaved in {save}; read it with: llmgw agent inventory --root {save}")
+    if found.source == "none" and discovery.source is not GpuSource.NONE and not _harmless(found):
+        ctx.exit(1)
+
+
+def _harmless(inventory: Inventory) -> bool:
+    """Whether there is simply no GPU."""
+    return any(w.code == "no-gpu" for w in inventory.warnings)
+
+
+def _read(discovery: Discovery, rules: Sequence[FabricRule], save: Path | None, *, run_programs: bool) -> Inventory:
+    from llmgw.discovery.capture import CapturedMachine, Recorder, is_capture
+    from llmgw.discovery.machine import LiveMachine, Machine
+    from llmgw.discovery.probe import discover
+
+    root = Path(discovery.root)
+    machine: Machine
+    if is_capture(root):
+        machine = captured = CapturedMachine(root)
+        rules = captured.rules
+    elif run_programs:
+        machine = LiveMachine(discovery)
+    elif os.access(root / "usr/bin/nvidia-smi", os.X_OK):
+        raise OperatorError(
+            f"--root {root}",
+            "holds programs, and is no capture",
+            "a folder that somebody sent could hold anything; for one that you made yourself add --run-programs",
+        )
+    else:
+        machine = LiveMachine(evolve(discovery, nvidia_smi=None))
+    if save is None:
+        return trio.run(discover, discovery, rules, machine)
+    if save.exists():
+        raise OperatorError(f"--save {save}", "exists already", "name a new folder")
+    recorder = Recorder(machine, socket.gethostname())
+    found = trio.run(discover, discovery, rules, recorder)
+    about = {
+        "llmgw": __version__,
+        "source": found.source,
+        "captured": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
+    }
+    fresh = save.with_name(f".{save.name}.new")
+    try:
+        recorder.save(fresh, found.host, rules, {**about, "simulated": found.simulated})
+        fresh.rename(save)
+    except OSError as failed:
+        shutil.rmtree(fresh, ignore_errors=True)
+        raise OperatorError(f"--save {save}", f"cannot be written: {failed.strerror}", "") from failed
+    return found
 
 
 @command.command("stop-engines")

@@ -134,7 +134,7 @@ def prepare(folder: Path, engine: Engine, router_port: int | None) -> Demo:
     ca.init(folder / "ca", "demo.llmgw", now)
     ca.issue_server(folder / "ca", ("localhost", "127.0.0.1"), folder / "certs" / "server", 7, now)
     ca.issue_node(folder / "ca", NODE, folder / "certs" / NODE, 7, now)
-    _run_fake("machine.py", MACHINE, str(folder / "machine"))
+    _run_fake("machines", MACHINE, str(folder / "machine"))
     admin, link, router, first = free_ports(4)
     demo = Demo(
         folder=folder,
@@ -151,18 +151,20 @@ def prepare(folder: Path, engine: Engine, router_port: int | None) -> Demo:
     return demo
 
 
-def _run_fake(script: str, *args: str) -> None:
+def _run_fake(module: str, *args: str) -> None:
+    folder = fakes_dir()
     made = subprocess.run(
-        [sys.executable, str(fakes_dir() / script), *args], capture_output=True, text=True, timeout=60, check=False
-    )
+        [sys.executable, "-m", f"{folder.name}.{module}", *args],
+        cwd=folder.parent, capture_output=True, text=True, timeout=60, check=False,
+    )  # fmt: skip
     if made.returncode != 0:
-        raise OperatorError("llmgw demo", f"{script} failed: {made.stderr.strip()[-500:]}")
+        raise OperatorError("llmgw demo", f"fakes.{module} failed: {made.stderr.strip()[-500:]}")
 
 
 def _weights(demo: Demo) -> str:
     if demo.engine.kind is DemoEngine.FAKE:
         return "/demo/no-weights"
-    _run_fake("tiny_model.py", str(demo.folder / "weights"))
+    _run_fake("tiny_model", str(demo.folder / "weights"))
     if demo.engine.kind is DemoEngine.LLAMA:
         return str(demo.folder / "weights" / "tiny.gguf")
     return str(demo.folder / "weights" / "hf")

@@ -1,4 +1,4 @@
-"""The machine that this process runs on; always the real one, also when the hardware is read from a folder."""
+"""The machine that this process runs on; the real one also when the hardware is read from a fake machine's folder."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ import re
 import socket
 from pathlib import Path
 
+from llmgw.discovery.sysfs import Reader
 from llmgw.hardware.inventory import Host
 
 _PROC = Path("/proc")
@@ -21,15 +22,15 @@ def boot_id() -> str:
         return ""
 
 
-def read_host() -> Host:
-    """Name, boot, kernel, system, processors and memory. Blocking."""
+def read_host(root: Path, reader: Reader) -> Host:
+    """Name, boot, kernel, system, processors and memory; the latter of the root, where it has a ``proc/meminfo``."""
     return Host(
         hostname=socket.gethostname(),
         boot_id=boot_id(),
         kernel=platform.release(),
         system=_system(),
         cpus=len(os.sched_getaffinity(0)),
-        memory_mib=_memory_mib(),
+        memory_mib=_memory_mib(reader.text(root / "proc/meminfo")) or _memory_mib(_own_meminfo()),
     )
 
 
@@ -41,9 +42,13 @@ def _system() -> str:
     return found.get("PRETTY_NAME", found.get("NAME", "Linux"))
 
 
-def _memory_mib() -> int | None:
+def _own_meminfo() -> str | None:
     try:
-        match = re.search(r"^MemTotal:\s+(\d+) kB", (_PROC / "meminfo").read_text(), re.MULTILINE)
+        return (_PROC / "meminfo").read_text()
     except OSError:
         return None
+
+
+def _memory_mib(meminfo: str | None) -> int | None:
+    match = re.search(r"^MemTotal:\s+(\d{1,15}) kB", meminfo or "", re.MULTILINE)
     return int(match[1]) // 1024 if match else None

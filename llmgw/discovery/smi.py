@@ -1,81 +1,141 @@
-"""GPUs through `nvidia-smi`: what is run, and how its answers become devices."""
+"""GPUs through `nvidia-smi`: what is asked, and how its answers are put together."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping, Sequence
 
 import trio
-from attrs import evolve, frozen
+from attrs import evolve
 
-from llmgw.discovery.command import Ran, run
+from llmgw.discovery.command import Ran
 from llmgw.discovery.faults import DiscoveryError
-from llmgw.discovery.smi_text import (
-    ListedMig,
-    SmiGpu,
-    SmiMig,
-    parse_capabilities,
-    parse_list,
-    parse_xml,
-)
-from llmgw.hardware.gpu import compute_capability, device_class, mig_class, mig_number
-from llmgw.hardware.inventory import Device, DeviceProcess, Driver, Fault, MigInstance
+from llmgw.discovery.machine import Machine
+from llmgw.discovery.smi_text import Listed, ListedMig, SmiLog, parse_capabilities, parse_list, parse_xml
+from llmgw.discovery.smi_topo import NvlinkCard, Topo, parse_nvlink_status, parse_topo
+from llmgw.hardware.inventory import AdapterPath, Fault
+from llmgw.hardware.reading import CardHealth, CardReading, GpuReading, InstanceReading, PairReading
+from llmgw.hardware.topology import nearest
 
+_ASKED: Mapping[str, tuple[str, ...]] = {
+    "xml": ("-q", "-x"),
+    "list": ("-L",),
+    "capability": ("--query-gpu=uuid,compute_cap", "--format=csv,noheader"),
+    "topo": ("topo", "-m"),
+    "nvlink": ("nvlink", "--status"),
+}
+_MISMATCH = (
+    "driver-mismatch",
+    "the driver was upgraded under the loaded module",
+    "reboot, or unload the nvidia modules and load them again",
+)
+_BLOCKED = (
+    "blocked",
+    "the operating system blocks access to the GPU",
+    "on WSL2 update the Windows driver and run wsl --shutdown",
+)
+_UNKNOWN = (
+    "driver-failed",
+    "NVML cannot be initialised",
+    "in a container: start it anew, its devices were taken away; else look for Xid lines in the kernel log",
+)
+_SAID: Mapping[str, tuple[str, str, str]] = {
+    "version mismatch": _MISMATCH,
+    "blocked by the operating system": _BLOCKED,
+    "Failed to initialize NVML: Unknown Error": _UNKNOWN,
+    "No devices were found": ("no-gpu", "the driver finds no GPU", "check that it supports this card, and its log"),
+}
 _EXIT: Mapping[int, tuple[str, str, str]] = {
+    4: ("no-permission", "the GPUs may not be read by this user", "let the agent's user open /dev/nvidia*"),
     9: ("driver-missing", "the NVIDIA driver is not loaded", "install it, or run: modprobe nvidia"),
     12: ("driver-missing", "the NVML library is missing", "install the driver's user-space packages"),
+    14: ("inforom", "an infoROM is corrupt", "plan to replace the GPU"),
     15: ("gpu-lost", "a GPU fell off the bus", "reboot the node"),
-    18: ("driver-mismatch", "the driver was upgraded under the loaded module", "reboot, or unload and load nvidia"),
+    18: _MISMATCH,
 }
 """Exit codes (nvidia-smi's manual page, RETURN VALUE)."""
 
 
-@frozen
-class Gpus:
-    """What nvidia-smi knows: the driver, every device, and what could not be read."""
+async def read(machine: Machine, timeout_s: float, pci_gpus: Sequence[str]) -> GpuReading:
+    """Ask nvidia-smi for everything; ``timeout_s`` is said in messages, the machine bounds each run.
 
-    driver: Driver
-    devices: tuple[Device, ...]
-    warnings: tuple[Fault, ...]
-
-
-async def read(program: str, timeout_s: float) -> Gpus:
-    """Ask nvidia-smi for everything; ``timeout_s`` bounds each of its three runs, which go on at the same time.
-
-    Raises :class:`DiscoveryError` when nothing can be read at all.
+    ``pci_gpus`` are the addresses of the NVIDIA GPUs on the bus, in order: where one lost card makes nvidia-smi fail
+    as a whole, the others are asked one by one. Raises :class:`DiscoveryError` when nothing can be read at all.
     """
     ran: dict[str, Ran] = {}
-    failed: OSError | None = None
+    failed: DiscoveryError | None = None
 
-    async def ask(name: str, *args: str) -> None:
+    async def ask(name: str, args: tuple[str, ...]) -> None:
         nonlocal failed
         try:
-            ran[name] = await run((program, *args), timeout_s)
-        except OSError as cause:
+            ran[name] = await machine.ask("nvidia-smi", *args)
+        except DiscoveryError as cause:
             failed = cause
 
     async with trio.open_nursery() as nursery:
-        nursery.start_soon(ask, "xml", "-q", "-x")
-        nursery.start_soon(ask, "list", "-L")
-        nursery.start_soon(ask, "capability", "--query-gpu=uuid,compute_cap", "--format=csv,noheader")
+        for name, args in _ASKED.items():
+            nursery.start_soon(ask, name, args)
     if failed is not None:
-        raise DiscoveryError(
-            "driver-missing", program, f"cannot be run: {failed.strerror}", "check discovery.nvidia_smi"
-        ) from failed
+        raise failed
     xml = ran["xml"]
-    if "<nvidia_smi_log" not in xml.stdout:
-        raise _failure(xml, timeout_s)
-    log = parse_xml(xml.stdout)
-    warnings = []
-    if xml.code != 0:
-        warnings.append(_failure(xml, timeout_s).as_fault())
-    if log.attached is not None and log.attached != len(log.gpus):
-        warnings.append(
-            Fault("gpu-lost", f"nvidia-smi counts {log.attached} GPUs and shows {len(log.gpus)}", "reboot the node")
-        )
+    faults: list[Fault] = []
+    if "<nvidia_smi_log" in xml.stdout:
+        log = parse_xml(xml.stdout)
+        if xml.code != 0:
+            faults.append(_failure(xml, timeout_s).as_fault())
+    else:
+        whole = _failure(xml, timeout_s)
+        if xml.code is None or not pci_gpus or whole.code in ("driver-missing", "driver-mismatch", "no-gpu"):
+            raise whole
+        log = await _one_by_one(machine, pci_gpus, whole)
+        faults.append(whole.as_fault())
     listed = parse_list(ran["list"].stdout)
+    cards = _indexed(log, listed)
+    if log.attached is not None and log.attached != len(cards):
+        faults.append(
+            Fault("gpu-lost", f"nvidia-smi counts {log.attached} GPUs and shows {len(cards)}", "reboot the node")
+        )
     capabilities = parse_capabilities(ran["capability"].stdout)
-    devices = tuple(device for gpu in log.gpus for device in _devices(gpu, listed, capabilities))
-    return Gpus(Driver(log.driver_version, log.cuda_version), devices, tuple(warnings))
+    links = _nvlinks(ran["nvlink"], cards)
+    cards = [_completed(card, listed, capabilities, links) for card in cards]
+    pairs: tuple[PairReading, ...] = ()
+    try:
+        topo = _topo(ran["topo"], timeout_s)
+        pairs = _pairs(topo, cards)
+        cards = [_near(card, topo) for card in cards]
+    except DiscoveryError as wrong:
+        if len(cards) > 1:
+            faults.append(
+                Fault("topology-unknown", f"{wrong.thing}: {wrong.reason}; NVLink is not known", wrong.remedy)
+            )
+    return GpuReading(log.driver, tuple(cards), pairs, tuple(faults))
+
+
+async def _one_by_one(machine: Machine, pci_gpus: Sequence[str], whole: DiscoveryError) -> SmiLog:
+    """Each card by itself. NVML counts in the order of the bus, so the position there is the index."""
+    answers: dict[int, SmiLog] = {}
+    said: dict[int, str] = {}
+
+    async def ask(index: int, address: str) -> None:
+        try:
+            ran = await machine.ask("nvidia-smi", "-q", "-x", "-i", address)
+            answers[index] = parse_xml(ran.stdout)
+        except DiscoveryError as failed:
+            said[index] = failed.reason
+
+    async with trio.open_nursery() as nursery:
+        for index, address in enumerate(pci_gpus):
+            nursery.start_soon(ask, index, address)
+    logs = [log for log in answers.values() if log.cards]
+    if not logs:
+        raise whole
+    cards = []
+    for index, address in enumerate(pci_gpus):
+        answer = answers.get(index)
+        if answer is not None and answer.cards:
+            cards.append(evolve(answer.cards[0], index=index))
+        else:
+            cards.append(CardReading(index, "", "unknown GPU", address, health=CardHealth(lost=True)))
+    return SmiLog(logs[0].driver, tuple(cards), None)
 
 
 def _failure(ran: Ran, timeout_s: float) -> DiscoveryError:
@@ -86,97 +146,80 @@ def _failure(ran: Ran, timeout_s: float) -> DiscoveryError:
             f"did not answer within {timeout_s:g} s",
             "the driver hangs, often in a GPU's GSP; look for Xid lines in the kernel log, then reboot",
         )
-    if "version mismatch" in f"{ran.stdout}{ran.stderr}":
-        code, reason, remedy = _EXIT[18]
-    else:
-        code, reason, remedy = _EXIT.get(ran.code, ("failed", f"ended with exit code {ran.code}", "run it by hand"))
+    text = f"{ran.stdout[:4096]}{ran.stderr[:4096]}"
+    known = next((what for words, what in _SAID.items() if words in text), None)
+    if known is None and ("is lost" in text or "Unable to determine the device handle" in text):
+        known = _EXIT[15]
+    code, reason, remedy = known or _EXIT.get(
+        ran.code, ("failed", f"ended with exit code {ran.code}", "run it by hand")
+    )
     return DiscoveryError(code, "nvidia-smi", f"{reason} ({ran.said})", remedy)
 
 
-def _devices(gpu: SmiGpu, listed: tuple[ListedMig, ...], capabilities: Mapping[str, int]) -> list[Device]:
-    whole = _whole(gpu, capabilities)
-    if (gpu.mig_mode or "").lower() != "enabled":
-        return [whole]
-    if not gpu.migs:
-        empty = Fault(
-            "mig-empty", "is in MIG mode and has no instance", "carve it (nvidia-smi mig -cgi …), or end MIG mode"
-        )
-        return [_with(whole, empty)]
-    names = {item.index: item for item in listed if item.card == gpu.index}
-    return [_instance(gpu, mig, names.get(mig.index), whole) for mig in gpu.migs]
+def _indexed(log: SmiLog, listed: Listed) -> list[CardReading]:
+    """The cards with the indices that `-L` gives them: a lost card leaves a gap there, and none in the XML."""
+    made: list[CardReading] = []
+    taken: set[int] = set()
+    for card in log.cards:
+        index = listed.cards.get(card.uuid, card.index) if card.uuid else card.index
+        while index in taken:
+            index += 1
+        taken.add(index)
+        made.append(evolve(card, index=index))
+    return made
 
 
-def _with(device: Device, *faults: Fault) -> Device:
-    return evolve(device, faults=(*device.faults, *faults))
-
-
-def _whole(gpu: SmiGpu, capabilities: Mapping[str, int]) -> Device:
-    faults = list(gpu.faults)
-    if gpu.total_mib is None and not faults:
-        faults.append(
-            Fault("unreadable", "its memory is not reported", "unified-memory machines and some guests do not say it")
-        )
-    if gpu.mig_pending is not None and gpu.mig_mode is not None and gpu.mig_pending != gpu.mig_mode:
-        faults.append(
-            Fault("not-ready", f"MIG mode is {gpu.mig_mode}, {gpu.mig_pending} is pending", "reset the GPU, or reboot")
-        )
-    name = device_class(gpu.name, gpu.total_mib)
-    return Device(
-        number=gpu.index,
-        uuid=gpu.uuid,
-        name=gpu.name,
-        device_class=name,
-        total_mib=gpu.total_mib,
-        used_mib=gpu.used_mib,
-        pci_address=gpu.pci_address,
-        compute_capability=capabilities.get(gpu.uuid, compute_capability(name)),
-        processes=_merged(gpu, None, None),
-        faults=tuple(faults),
+def _completed(
+    card: CardReading, listed: Listed, capabilities: Mapping[str, int], links: Mapping[int, NvlinkCard]
+) -> CardReading:
+    names = {item.index: item for item in listed.migs if item.card == card.index}
+    up = links.get(card.index)
+    active = None if up is None or not up.links else sum(1 for speed in up.links if speed is not None)
+    return evolve(
+        card,
+        capability=capabilities.get(card.uuid),
+        instances=tuple(_named(instance, names.get(instance.index)) for instance in card.instances),
+        nvlinks=len(up.links) if up is not None and active else None,
+        nvlinks_up=active or None,
     )
 
 
-def _merged(gpu: SmiGpu, instance: int | None, compute: int | None) -> tuple[DeviceProcess, ...]:
-    """The processes of the whole card, or of one of its instances."""
-    if instance is None:
-        return tuple(process for process, _, _ in gpu.processes)
-    return tuple(p for p, gi, ci in gpu.processes if gi == instance and (compute is None or ci in (None, compute)))
+def _named(instance: InstanceReading, listed: ListedMig | None) -> InstanceReading:
+    return instance if listed is None else evolve(instance, uuid=listed.uuid, profile=listed.profile)
 
 
-def _instance(gpu: SmiGpu, mig: SmiMig, listed: ListedMig | None, whole: Device) -> Device:
-    faults = list(whole.faults)
-    if listed is None and mig.uuid is None:
-        faults.append(
-            Fault(
-                "unreadable", "nvidia-smi -L does not name this MIG instance", "run nvidia-smi -L as the agent's user"
-            )
-        )
-    if gpu.total_mib is None:
-        faults.append(
-            Fault(
-                "unreadable",
-                "the whole card's memory is not reported, so its class is unknown",
-                "run the agent on the host",
-            )
-        )
-    if mig.uncorrected:
-        faults.append(Fault("ecc-uncorrected", f"has {mig.uncorrected} uncorrected ECC errors", "reset the GPU"))
-    profile = listed.profile if listed is not None else "unknown"
-    return Device(
-        number=mig_number(gpu.index, max(mig.index, 0)),
-        uuid=listed.uuid if listed is not None else mig.uuid or "",
-        name=f"{gpu.name} MIG {profile}",
-        device_class=mig_class(whole.device_class, profile),
-        total_mib=mig.total_mib,
-        used_mib=mig.used_mib,
-        pci_address=gpu.pci_address,
-        compute_capability=whole.compute_capability,
-        processes=_merged(gpu, mig.gpu_instance, mig.compute_instance) if mig.gpu_instance is not None else (),
-        faults=tuple(faults),
-        mig=MigInstance(
-            card=gpu.index,
-            index=max(mig.index, 0),
-            profile=profile,
-            gpu_instance=-1 if mig.gpu_instance is None else mig.gpu_instance,
-            compute_instance=-1 if mig.compute_instance is None else mig.compute_instance,
-        ),
-    )
+def _nvlinks(ran: Ran, cards: Sequence[CardReading]) -> Mapping[int, NvlinkCard]:
+    """What `nvlink --status` says by index; it explains and decides nothing, so it may fail."""
+    known = {card.uuid: card.index for card in cards if card.uuid}
+    try:
+        return {known.get(found.uuid, found.index): found for found in parse_nvlink_status(ran.stdout)}
+    except DiscoveryError:
+        return {}
+
+
+def _topo(ran: Ran, timeout_s: float) -> Topo:
+    if ran.code is None:
+        raise _failure(ran, timeout_s)
+    return parse_topo(ran.stdout)
+
+
+def _pairs(topo: Topo, cards: Sequence[CardReading]) -> tuple[PairReading, ...]:
+    there = {card.index for card in cards if not card.health.lost}
+    missing = sorted(there - {gpu.index for gpu in topo.gpus})
+    if missing:
+        raise DiscoveryError("malformed", "nvidia-smi topo -m", f"does not have GPU {missing[0]}", "run it by hand")
+    return tuple(_each(topo, there))
+
+
+def _near(card: CardReading, topo: Topo) -> CardReading:
+    said = next((gpu for gpu in topo.gpus if gpu.index == card.index), None)
+    if said is None:
+        return card
+    paths = (AdapterPath(name, how) for (gpu, name), how in topo.adapters.items() if gpu == card.index)
+    return evolve(card, cpus=said.cpus, numa_node=said.numa_node, adapters=nearest(paths))
+
+
+def _each(topo: Topo, there: set[int]) -> Iterator[PairReading]:
+    for (a, b), link in sorted(topo.links.items()):
+        if a < b and {a, b} <= there:
+            yield PairReading(a, b, link.relation, link.nvlinks)

@@ -8,64 +8,41 @@ saying so (`N/A`, `[N/A]`, `Not Supported`, `Unknown Error`, …): unknown is ne
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from xml.etree import ElementTree
 from xml.etree.ElementTree import Element
 
-from attrs import frozen
+from attrs import field, frozen
 
 from llmgw.discovery.faults import DiscoveryError
-from llmgw.hardware.inventory import DeviceProcess, Fault
+from llmgw.hardware.inventory import Driver, Load, Wear
+from llmgw.hardware.reading import CardHealth, CardReading, InstanceReading, ProcessReading
 
 MAX_XML_CHARS = 16 * 1024 * 1024
-_NUMBER = re.compile(r"-?[0-9]+(?:\.[0-9]+)?")
-_MIG_LINE = re.compile(r"\s+MIG (\S+)\s+Device\s+(\d{1,4}):\s+\(UUID: (MIG-[^)\s]+)\)")
-_GPU_LINE = re.compile(r"GPU (\d{1,4}): (.*?) \(UUID: ([^)\s]+)\)")
+PID_MAX = 4194304
+"""Larger than any pid on Linux (PID_MAX_LIMIT): what is beyond is a mangled structure, not a process."""
 
-
-@frozen
-class SmiMig:
-    """One MIG device as the XML has it: no name and no UUID, those are in `-L`."""
-
-    index: int
-    gpu_instance: int | None
-    compute_instance: int | None
-    total_mib: int | None
-    used_mib: int | None
-    uncorrected: int | None
-    uuid: str | None
-
-
-@frozen
-class SmiGpu:
-    """One card. ``index`` is its position in the output, which is NVML's index."""
-
-    index: int
-    uuid: str
-    name: str
-    pci_address: str
-    total_mib: int | None
-    used_mib: int | None
-    mig_mode: str | None
-    mig_pending: str | None
-    migs: tuple[SmiMig, ...]
-    processes: tuple[tuple[DeviceProcess, int | None, int | None], ...]
-    faults: tuple[Fault, ...]
+_NUMBER = re.compile(r"-?[0-9]{1,18}(?:\.[0-9]{1,18})?")
+_MIG_LINE = re.compile(r"\s+MIG (\S{1,64})\s{1,64}Device\s{1,64}(\d{1,4}):\s{1,64}\(UUID: (MIG-[^)\s]{1,128})\)")
+_GPU_LINE = re.compile(r"\s{0,64}GPU (\d{1,4}): (.{0,256}?) \(UUID: ([^)\s]{1,128})\)")
+_NO_VALUE = frozenset(
+    {"N/A", "None", "Not Supported", "Unknown", "Unknown Error", "ERR!", "Insufficient Permissions", "Not Found",
+     "GPU is lost", "GPU requires reset", "Requested functionality has been deprecated"}
+)  # fmt: skip
 
 
 @frozen
 class SmiLog:
-    """All of `nvidia-smi -q -x`."""
+    """All of `nvidia-smi -q -x`. A card's index is its position, which is NVML's index unless a card was left out."""
 
-    driver_version: str
-    cuda_version: str
-    gpus: tuple[SmiGpu, ...]
+    driver: Driver
+    cards: tuple[CardReading, ...]
     attached: int | None
 
 
 @frozen
 class ListedMig:
-    """A MIG device of `nvidia-smi -L`."""
+    """One line of `nvidia-smi -L` about a MIG device: its card's index, its own, its profile and UUID."""
 
     card: int
     index: int
@@ -73,25 +50,41 @@ class ListedMig:
     uuid: str
 
 
+@frozen
+class Listed:
+    """`nvidia-smi -L`: the index of each card by UUID, and the MIG devices. Neither is in the XML."""
+
+    cards: Mapping[str, int] = field(factory=dict, hash=False)
+    migs: tuple[ListedMig, ...] = ()
+
+
+def _raw(parent: Element | None, path: str) -> str:
+    """An element's text as it stands, without white space and brackets around it; empty where there is none."""
+    found = None if parent is None else parent.find(path)
+    return "" if found is None or found.text is None else found.text.strip().strip("[]")
+
+
 def _text(parent: Element | None, *paths: str) -> str | None:
     """The first of these paths that is there and says something; ``None`` for every spelling of "no value"."""
-    if parent is None:
-        return None
-    for path in paths:
-        found = parent.find(path)
-        text = "" if found is None or found.text is None else found.text.strip()
-        if text and text.strip("[]") not in ("N/A", "None", "Not Supported", "Unknown", "Unknown Error", "ERR!"):
-            return text
-    return None
+    return next((text for path in paths if (text := _raw(parent, path)) and text not in _NO_VALUE), None)
 
 
 def _number(parent: Element | None, *paths: str) -> int | None:
+    """A whole number that is not negative, rounded half up."""
     text = _text(parent, *paths)
     match = None if text is None else _NUMBER.match(text)
     if match is None:
         return None
-    value = int(float(match[0]))
-    return value if value >= 0 else None
+    value = int(float(match[0]) + 0.5)
+    return value if not match[0].startswith("-") else None
+
+
+def _yes(parent: Element | None, *paths: str) -> bool | None:
+    """Whether any of these says yes; ``None`` when none of them says yes or no."""
+    said = [text.lower() for path in paths if (text := _raw(parent, path))]
+    if any(text in ("yes", "true") for text in said):
+        return True
+    return False if any(text in ("no", "false") for text in said) else None
 
 
 def parse_xml(text: str) -> SmiLog:
@@ -110,9 +103,8 @@ def parse_xml(text: str) -> SmiLog:
             "malformed", "nvidia-smi -q -x", f"its XML is broken: {wrong}", "run it by hand"
         ) from wrong
     return SmiLog(
-        driver_version=_text(root, "driver_version") or "",
-        cuda_version=_text(root, "cuda_version") or "",
-        gpus=tuple(_gpu(index, gpu) for index, gpu in enumerate(root.findall("gpu"))),
+        driver=Driver(_text(root, "driver_version") or "", _text(root, "cuda_version") or ""),
+        cards=tuple(_card(index, gpu) for index, gpu in enumerate(root.findall("gpu"))),
         attached=_number(root, "attached_gpus"),
     )
 
@@ -126,61 +118,90 @@ def pci_address(text: str) -> str:
         return text.strip().lower()
 
 
-def _gpu(index: int, gpu: Element) -> SmiGpu:
+def _card(index: int, gpu: Element) -> CardReading:
     memory = gpu.find("fb_memory_usage")
-    migs = tuple(_mig(m) for m in gpu.findall("mig_devices/mig_device"))
-    return SmiGpu(
+    cluster = _text(gpu, "fabric/clusterUuid") or ""
+    power = "gpu_power_readings" if gpu.find("gpu_power_readings") is not None else "power_readings"
+    total = _number(memory, "total")
+    return CardReading(
         index=index,
         uuid=_text(gpu, "uuid") or "",
         name=_text(gpu, "product_name") or "unknown GPU",
         pci_address=pci_address(_text(gpu, "pci/pci_bus_id") or gpu.get("id") or ""),
-        total_mib=_number(memory, "total"),
+        total_mib=total,
         used_mib=_number(memory, "used"),
-        mig_mode=_text(gpu, "mig_mode/current_mig"),
-        mig_pending=_text(gpu, "mig_mode/pending_mig"),
-        migs=migs,
-        processes=tuple(_processes(gpu)),
-        faults=tuple(_faults(gpu)),
+        memory_hidden=_raw(memory, "total") == "Insufficient Permissions",
+        mig=_mode(_text(gpu, "mig_mode/current_mig")),
+        mig_pending=_mode(_text(gpu, "mig_mode/pending_mig")),
+        instances=tuple(_instance(position, m) for position, m in enumerate(gpu.findall("mig_devices/mig_device"))),
+        processes=tuple(_processes(gpu, total)),
+        health=_health(gpu),
+        load=Load(
+            temperature_c=_number(gpu, "temperature/gpu_temp"),
+            power_w=_number(gpu, *(f"{power}/{w}" for w in ("average_power_draw", "power_draw", "instant_power_draw"))),
+            utilization_percent=_number(gpu, "utilization/gpu_util"),
+        ),
+        wear=Wear(
+            _sum(_number(gpu, f"remapped_rows/{row}") for row in ("remapped_row_corr", "remapped_row_unc")),
+            _uncorrected(gpu.find("ecc_errors/aggregate")),
+        ),
+        fabric_cluster=cluster if cluster.strip("0-") else "",
+        fabric_clique=_number(gpu, "fabric/cliqueId") if cluster.strip("0-") else None,
     )
 
 
-def _mig(mig: Element) -> SmiMig:
+def _mode(text: str | None) -> bool | None:
+    return {"enabled": True, "disabled": False}.get((text or "").lower())
+
+
+def _sum(counts: Iterator[int | None]) -> int | None:
+    known = [c for c in counts if c is not None]
+    return sum(known) if known else None
+
+
+def _instance(position: int, mig: Element) -> InstanceReading:
     # The text output says "Shared FB Memory Usage" by 590; whether the tag follows is not known, so both are read.
     memory = mig.find("fb_memory_usage")
     if memory is None:
         memory = mig.find("shared_fb_memory_usage")
     index = _number(mig, "index")
-    return SmiMig(
-        index=-1 if index is None else index,
+    return InstanceReading(
+        index=position if index is None else index,
+        uuid=_text(mig, "uuid") or "",
+        profile="",
         gpu_instance=_number(mig, "gpu_instance_id"),
         compute_instance=_number(mig, "compute_instance_id"),
         total_mib=_number(memory, "total"),
         used_mib=_number(memory, "used"),
         uncorrected=_number(mig, "ecc_error_count/volatile_count/sram_uncorrectable"),
-        uuid=_text(mig, "uuid"),
     )
 
 
-def _processes(gpu: Element) -> Iterator[tuple[DeviceProcess, int | None, int | None]]:
-    """Holders of memory with their instance ids. A pid may stand twice, for compute and graphics: once is enough."""
-    seen: set[tuple[int, int | None, int | None]] = set()
+def _processes(gpu: Element, total_mib: int | None) -> Iterator[ProcessReading]:
+    """Holders of memory. A pid may stand twice, for compute and graphics."""
     for info in gpu.findall("processes/process_info"):
-        pid = _number(info, "pid")
-        instance, compute = _number(info, "gpu_instance_id"), _number(info, "compute_instance_id")
-        if pid is None or (pid, instance, compute) in seen:
+        pid, used = _number(info, "pid"), _number(info, "used_memory")
+        if pid is None or not 0 < pid <= PID_MAX:
             continue
-        seen.add((pid, instance, compute))
-        name = (_text(info, "process_name") or "unknown").rsplit("/", 1)[-1]
-        yield DeviceProcess(pid, name[:80], _number(info, "used_memory")), instance, compute
+        yield ProcessReading(
+            pid=pid,
+            name=process_name(_text(info, "process_name")),
+            used_mib=None if used is not None and total_mib is not None and used > total_mib else used,
+            gpu_instance=_number(info, "gpu_instance_id"),
+            compute_instance=_number(info, "compute_instance_id"),
+        )
 
 
-def _uncorrected(gpu: Element) -> int | None:
-    """Uncorrected volatile ECC errors in any of three layouts: up to Volta, Turing to R535, Ampere from R555 on."""
-    volatile = gpu.find("ecc_errors/volatile")
-    if volatile is None:
-        return None
-    counts = [
-        _number(volatile, path)
+def process_name(path: str | None) -> str:
+    """What a process is called: the last part of its program's path, without its arguments."""
+    words = (path or "").split()
+    return (words[0].rsplit("/", 1)[-1] if words else "")[:80] or "unknown"
+
+
+def _uncorrected(counts: Element | None) -> int | None:
+    """Uncorrected ECC errors in any of three layouts: up to Volta, Turing to R535, Ampere from R555 on."""
+    return _sum(
+        _number(counts, path)
         for path in (
             "double_bit/total",
             "sram_uncorrectable",
@@ -188,79 +209,59 @@ def _uncorrected(gpu: Element) -> int | None:
             "sram_uncorrectable_parity",
             "sram_uncorrectable_secded",
         )
-    ]
-    known = [c for c in counts if c is not None]
-    return sum(known) if known else None
+    )
 
 
-def _yes(gpu: Element, *paths: str) -> bool:
-    return (_text(gpu, *paths) or "").lower().startswith("yes")
-
-
-def _faults(gpu: Element) -> Iterator[Fault]:
-    """Why this card must not get work, most serious first."""
+def _health(gpu: Element) -> CardHealth:
     everything = " ".join(
-        (gpu.findtext(p) or "")
+        _raw(gpu, p)
         for p in ("fb_memory_usage/total", "fb_memory_usage/used", "uuid", "product_name", "utilization/gpu_util",
                   "temperature/gpu_temp", "performance_state")
     )  # fmt: skip
-    if "GPU is lost" in everything:
-        yield Fault("failed", "GPU is lost", "reboot the node; if it comes back, check its power and slot")
-        return
-    if "requires reset" in everything:
-        # Such a card reports 0 MiB in use: without this it would look like the freest of all.
-        yield Fault(
-            "needs-reset", "the driver says that the GPU requires a reset", "run nvidia-smi --gpu-reset, or reboot"
-        )
-    if "Unknown Error" in (gpu.findtext("fb_memory_usage/total") or ""):
-        yield Fault(
-            "failed", "the driver cannot read its memory (Unknown Error)", "look for Xid lines in the kernel log"
-        )
-    if (count := _uncorrected(gpu)) is not None and count > 0:
-        yield Fault(
-            "ecc-uncorrected",
-            f"has {count} uncorrected ECC error{'s' if count > 1 else ''} since the driver was loaded",
-            "reset the GPU; if they come back, replace it",
-        )
-    for path, what in (
-        ("remapped_rows/remapped_row_failure", "row remapping failed"),
-        ("ecc_errors/aggregate/sram_threshold_exceeded", "the SRAM error threshold is exceeded"),
-        ("ecc_errors/volatile/unrepairable_memory", "memory is unrepairable"),
-        ("ecc_errors/aggregate/unrepairable_memory", "memory is unrepairable"),
-    ):
-        if _yes(gpu, path):
-            yield Fault("failed", what, "replace the GPU")
-    action = _text(gpu, "gpu_recovery_action")
-    pending = (
-        ("remapped_rows/remapped_row_pending", "a row remapping is pending"),
-        ("retired_pages/pending_retirement", "a page retirement is pending"),
-        ("retired_pages/pending_blacklist", "a page retirement is pending"),
-        ("gpu_reset_status/reset_required", "a reset is required"),
+    fabric = gpu.find("fabric")
+    return CardHealth(
+        lost="GPU is lost" in everything,
+        wants_reset="requires reset" in everything or bool(_yes(gpu, "gpu_reset_status/reset_required")),
+        memory_error=_raw(gpu, "fb_memory_usage/total") in ("Unknown Error", "ERR!"),
+        uncorrected=_uncorrected(gpu.find("ecc_errors/volatile")),
+        remap_pending=_yes(gpu, "remapped_rows/remapped_row_pending"),
+        remap_failed=_yes(gpu, "remapped_rows/remapped_row_failure"),
+        retirement_pending=_yes(gpu, "retired_pages/pending_retirement", "retired_pages/pending_blacklist"),
+        sram_threshold=_yes(gpu, "ecc_errors/aggregate/sram_threshold_exceeded"),
+        unrepairable=_yes(gpu, "ecc_errors/volatile/unrepairable_memory", "ecc_errors/aggregate/unrepairable_memory"),
+        recovery=_word(_raw(gpu, "gpu_recovery_action"), none=True),
+        fabric_state=_word(_raw(fabric, "state")),
+        fabric_status=_word(_raw(fabric, "status")),
+        fabric_health=_fabric_health(fabric),
     )
-    why = next((what for path, what in pending if _yes(gpu, path)), None)
-    if why is None and action is not None:
-        why = f"the driver recommends: {action}"
-    if why is not None:
-        yield Fault("needs-reset", why, "run nvidia-smi --gpu-reset, or reboot")
-    state, status = _text(gpu, "fabric/state"), _text(gpu, "fabric/status")
-    if state == "In Progress":
-        yield Fault("not-ready", "the NVLink fabric is still being set up", "wait; else restart nvidia-fabricmanager")
-    elif state == "Completed" and status not in (None, "Success"):
-        yield Fault("not-ready", f"NVLink fabric: {status}", "see the log of nvidia-fabricmanager")
-    elif _text(gpu, "fabric/health/summary") == "Unhealthy":
-        yield Fault("not-ready", "the NVLink fabric is unhealthy", "see the log of nvidia-fabricmanager")
 
 
-def parse_list(text: str) -> tuple[ListedMig, ...]:
-    """The MIG devices of `nvidia-smi -L`: what they are called and their UUIDs. Lines that are neither are skipped."""
+def _word(text: str, *, none: bool = False) -> str:
+    if none and text == "None":
+        return "none"
+    return "" if text in _NO_VALUE else text.lower()
+
+
+def _fabric_health(fabric: Element | None) -> str:
+    """The summary where the driver gives one (R580 on), else what its parts amount to."""
+    if summary := _word(_raw(fabric, "health/summary")):
+        return summary
+    bad = _yes(fabric, "health/route_unhealthy", "health/access_timeout_recovery")
+    return "unhealthy" if bad or _raw(fabric, "health/bandwidth") == "Degraded" else ""
+
+
+def parse_list(text: str) -> Listed:
+    """`nvidia-smi -L`: which index each card has, and what its MIG devices are. Other lines are skipped."""
     card: int | None = None
-    made = []
+    cards: dict[str, int] = {}
+    migs = []
     for line in text.splitlines():
         if match := _GPU_LINE.match(line):
             card = int(match[1])
+            cards[match[3]] = card
         elif (match := _MIG_LINE.match(line)) and card is not None:
-            made.append(ListedMig(card, int(match[2]), match[1], match[3]))
-    return tuple(made)
+            migs.append(ListedMig(card, int(match[2]), match[1], match[3]))
+    return Listed(cards, tuple(migs))
 
 
 def parse_capabilities(text: str) -> dict[str, int]:

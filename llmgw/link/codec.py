@@ -23,6 +23,7 @@ from llmgw.link.messages import (
     CommandResult,
     DrainShard,
     ForgetShard,
+    HardwareChanged,
     Heartbeat,
     Message,
     NotUnderstood,
@@ -44,6 +45,7 @@ UP: Mapping[str, type[AgentMessage]] = MappingProxyType(
     {
         "register": Register,
         "heartbeat": Heartbeat,
+        "hardware-changed": HardwareChanged,
         "shard-status": ShardStatus,
         "command-result": CommandResult,
         "not-understood": NotUnderstood,

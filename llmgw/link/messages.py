@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from attrs import frozen
 
+from llmgw.hardware.delta import InventoryDelta
 from llmgw.hardware.inventory import Inventory
 from llmgw.scheduler.state import ShardReport
 from llmgw.settings.catalog import EngineKind, Profile
@@ -33,10 +34,20 @@ class Register:
 
 @frozen
 class Heartbeat:
-    """Up, every ``heartbeat_s``. ``inventory`` only when it changed since it was last sent."""
+    """Up, every ``heartbeat_s``."""
 
     sequence: int
-    inventory: Inventory | None = None
+
+
+@frozen
+class HardwareChanged:
+    """Up, when the node read its hardware again: what is different from what it said before in this session.
+
+    ``sequence`` counts them from 1 in each session, so that one that builds on another state is seen.
+    """
+
+    sequence: int
+    delta: InventoryDelta
 
 
 @frozen
@@ -84,7 +95,10 @@ class Refused:
 
 @frozen
 class StartShard:
-    """Down: start an engine. The same ``command`` again changes nothing and gets the same result."""
+    """Down: start an engine. The same ``command`` again changes nothing and gets the same result.
+
+    ``uuids`` say which devices are meant: the agent may have numbered them anew meanwhile.
+    """
 
     command: str
     epoch: int
@@ -97,6 +111,7 @@ class StartShard:
     profile: Profile
     profile_digest: str
     devices: tuple[int, ...]
+    uuids: tuple[str, ...] = ()
 
 
 @frozen
@@ -139,7 +154,7 @@ class NotUnderstood:
     tag: str
 
 
-AgentMessage = Register | Heartbeat | ShardStatus | CommandResult | NotUnderstood
+AgentMessage = Register | Heartbeat | HardwareChanged | ShardStatus | CommandResult | NotUnderstood
 ServerMessage = Welcome | Refused | StartShard | DrainShard | StopShard | ForgetShard | NotUnderstood
 ShardCommand = StartShard | DrainShard | StopShard | ForgetShard
 Message = AgentMessage | ServerMessage

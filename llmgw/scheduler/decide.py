@@ -34,6 +34,7 @@ from llmgw.scheduler.state import (
     Replica,
     ShardReport,
     ShardState,
+    placed_on,
 )
 from llmgw.settings.catalog import Limits, Model, Profile
 
@@ -66,6 +67,8 @@ class _Pass:
 
     def run(self) -> Outcome:
         for row in self.state.replicas:
+            self._renumber(row)
+        for row in list(self.rows.values()):
             self._follow(row)
         for model in self.state.models:
             self._refresh(model)
@@ -108,6 +111,16 @@ class _Pass:
         reports = [self.state.report(s, row.generation) for s in row.shards]
         return bool(reports) and all(r is not None and r.state is ShardState.READY for r in reports)
 
+    def _renumber(self, row: Replica) -> None:
+        """Follow a row's devices to the numbers that they have by now."""
+        shards = tuple(
+            shard if node is None else evolve(shard, devices=placed_on(node.inventory, shard.devices, shard.uuids))
+            for shard in row.shards
+            for node in (self.state.node(shard.node),)
+        )
+        if shards != row.shards:
+            self.rows[row.id] = evolve(row, shards=shards)
+
     # What a row's own reports say.
 
     def _follow(self, row: Replica) -> None:
@@ -123,8 +136,11 @@ class _Pass:
     def _failed(self, row: Replica, report: ShardReport) -> None:
         node = self._node(row)
         assert node is not None
-        for number in row.shards[0].devices:
+        uuids = row.shards[0].uuids
+        for position, number in enumerate(row.shards[0].devices):
             device = node.inventory.device(number)
+            if device is not None and uuids and device.uuid != uuids[position]:
+                device = None
             if device is None or device.faults:
                 fault = "is not there any more" if device is None else device.faults[0].reason
                 label = f"device {number}" if device is None else device.label
@@ -205,7 +221,8 @@ class _Pass:
         for node in self.state.nodes:
             for report in node.reports:
                 if not report.state.ended:
-                    taken[node.id].update(dict.fromkeys(report.devices, report.shard))
+                    there = placed_on(node.inventory, report.devices, report.uuids)
+                    taken[node.id].update(dict.fromkeys(there, report.shard))
         for row in self.rows.values():
             for shard in row.shards:
                 if shard.node in taken:
@@ -215,13 +232,16 @@ class _Pass:
 
     def _add(self, model: Model, found: Placement, why: str) -> Replica:
         name = f"{_slug(model.name)}-{self.serial}"
+        node = self.state.node(found.node)
+        devices = [] if node is None else [node.inventory.device(number) for number in found.devices]
+        uuids = tuple(d.uuid for d in devices if d is not None)
         self.serial += 1
         reason = f"{why}; {found.reason}" if why else found.reason
         row = Replica(
             id=name,
             model=model.name,
             profile=found.profile,
-            shards=(Assignment(f"{name}.0", 0, found.node, found.devices),),
+            shards=(Assignment(f"{name}.0", 0, found.node, found.devices, uuids),),
             goal=Goal.RUN,
             reason=reason,
             since=self.now,

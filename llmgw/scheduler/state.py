@@ -70,7 +70,8 @@ class ShardReport:
     """What an agent says of one shard.
 
     ``shard`` is ``<replica>.<rank>``; ``generation`` counts the starts of the replica, so that a report of an
-    earlier start is never taken for the present one. ``since`` is on the node's clock. ``endpoint`` is
+    earlier start is never taken for the present one. ``devices`` are the placement numbers at the launch and ``uuids``
+    what they were, see :func:`placed_on`. ``since`` is on the node's clock. ``endpoint`` is
     ``http://host:port`` of the engine's API (rank 0 only); ``api_key`` is what it wants as a bearer token and
     is never logged. ``progress`` goes from 0 to 1 while loading, where the engine says.
     """
@@ -93,16 +94,30 @@ class ShardReport:
     progress: float | None = None
     exit: Exit | None = None
     log_tail: tuple[str, ...] = ()
+    uuids: tuple[str, ...] = ()
 
 
 @frozen
 class Assignment:
-    """The place of one shard: its node, and the placement numbers of its devices there."""
+    """The place of one shard: its node, and its devices there by placement number and by UUID."""
 
     shard: str
     rank: int
     node: str
     devices: tuple[int, ...]
+    uuids: tuple[str, ...] = ()
+
+
+def placed_on(inventory: Inventory, devices: tuple[int, ...], uuids: tuple[str, ...]) -> tuple[int, ...]:
+    """The placement numbers that these devices have now.
+
+    Identity is the UUID: a MIG instance gets another number when one is made beside it, and cards do when one of them
+    is taken out. A device that is not there any more keeps the number that it had.
+    """
+    if len(uuids) != len(devices):
+        return devices
+    found = (inventory.by_uuid(uuid) for uuid in uuids)
+    return tuple(old if now is None else now.number for old, now in zip(devices, found, strict=True))
 
 
 @frozen

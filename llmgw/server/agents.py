@@ -14,6 +14,7 @@ from llmgw.link.messages import (
     PROTOCOL,
     CommandResult,
     ForgetShard,
+    HardwareChanged,
     Heartbeat,
     NotUnderstood,
     Register,
@@ -38,6 +39,7 @@ class _NodeSession:
     boot_id: str
     replaced: trio.CancelScope
     sent: dict[str, ShardCommand] = field(factory=dict)
+    hardware: int = 0
     queue: list[ServerMessage] = field(factory=list)
     ready: trio.Event = field(factory=trio.Event)
 
@@ -130,11 +132,15 @@ class Agents:
             self._cluster.heard(node, now)
             row: NodeRow | None = None
             match message:
-                case Heartbeat(inventory=inventory):
-                    if inventory is not None:
-                        row = self._cluster.rediscovered(node, inventory)
-                    elif now - stored_at > _REMEMBER_HEARD_S:
+                case Heartbeat():
+                    if now - stored_at > _REMEMBER_HEARD_S:
                         row = self._cluster.row(node)
+                case HardwareChanged(sequence=sequence, delta=delta):
+                    mine.hardware += 1
+                    if sequence != mine.hardware:
+                        # Its next registration says everything anew.
+                        return f"hardware change {sequence} does not follow {mine.hardware - 1}"
+                    row = self._cluster.rediscovered(node, delta)
                 case ShardStatus(report=report):
                     self._log.info(
                         "shard", node=node, shard=report.shard, generation=report.generation,

@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterable, Mapping
 
 from attrs import evolve, frozen
 
-from llmgw.hardware.inventory import Inventory
+from llmgw.hardware.delta import InventoryDelta, apply
 from llmgw.link.messages import Register, StartShard
 from llmgw.scheduler.explain import Outcome, Unplaced
 from llmgw.scheduler.liveness import node_state
@@ -82,9 +82,10 @@ class Cluster:
         """A message of any kind came from the node."""
         self._rows[node] = evolve(self._rows[node], last_heard=now)
 
-    def rediscovered(self, node: str, inventory: Inventory) -> NodeRow:
+    def rediscovered(self, node: str, delta: InventoryDelta) -> NodeRow:
         """The node read its hardware again."""
-        self._rows[node] = evolve(self._rows[node], inventory=inventory)
+        row = self._rows[node]
+        self._rows[node] = evolve(row, inventory=apply(row.inventory, delta))
         self._woken()
         return self._rows[node]
 
@@ -109,6 +110,7 @@ class Cluster:
                 cluster=command.cluster,
                 profile_digest=command.profile_digest,
                 devices=command.devices,
+                uuids=command.uuids,
                 state=ShardState.FAILED,
                 reason=f"refused by the agent: {reason}",
                 next="",

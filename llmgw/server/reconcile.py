@@ -53,6 +53,7 @@ def messages(commands: Iterable[Command], cluster: str, epoch: int) -> dict[str,
                         profile=replica.profile,
                         profile_digest=profile_digest(replica.model, replica.profile),
                         devices=place.devices,
+                        uuids=place.uuids,
                     )
                 )
             case DrainCommand(node=node, shard=shard, generation=generation, reason=reason):

@@ -10,6 +10,7 @@ from enum import StrEnum
 
 from attrs import frozen
 
+from llmgw.hardware.fabric import FabricRule
 from llmgw.settings.catalog import EngineKind
 
 
@@ -94,10 +95,24 @@ class ServerConfig:
     log: Log = Log()
 
 
+class GpuSource(StrEnum):
+    """How GPUs are read. ``auto`` is NVML, and nvidia-smi with the reason said where NVML does not work."""
+
+    AUTO = "auto"
+    NVML = "nvml"
+    NVIDIA_SMI = "nvidia-smi"
+    NONE = "none"
+
+
 @frozen
 class Discovery:
-    """Where the hardware is read from. ``root`` other than ``/`` is a captured or fake machine's folder."""
+    """How and where the hardware is read. ``root`` other than ``/`` is a captured or fake machine's folder.
 
+    With ``source: nvml`` an NVML that does not work is an error and no GPU is reported. ``timeout_s`` bounds each
+    program that is run.
+    """
+
+    source: GpuSource = GpuSource.AUTO
     root: str = "/"
     nvidia_smi: str | None = None
     interval_s: float = 60.0
@@ -135,6 +150,7 @@ class AgentConfig:
     weights_dir: str = "/"
     trust_domain: str = "llmgw.local"
     discovery: Discovery = Discovery()
+    fabrics: tuple[FabricRule, ...] = ()
     engines: tuple[EngineInstall, ...] = ()
     log: Log = Log()
 

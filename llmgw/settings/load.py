@@ -10,6 +10,7 @@ import attrs
 import cattrs
 from cattrs.errors import AttributeValidationNote, ForbiddenExtraKeysError, IterableValidationNote
 
+from llmgw.hardware.fabric import FabricRule
 from llmgw.settings import yaml
 from llmgw.settings.catalog import EngineKind, Model, Profile
 from llmgw.settings.convert import WrongValue, shown, strict_converter
@@ -29,11 +30,12 @@ _KEYS: Mapping[type, tuple[frozenset[str], frozenset[str]]] = {
     Model: (frozenset({"name"}), frozenset()),
     EngineInstall: (frozenset({"kind"}), frozenset()),
     AgentConfig: (frozenset({"port_first", "port_last"}), frozenset({"ports"})),
+    FabricRule: (frozenset({"label"}), frozenset()),
 }
 
 _TOP_KEYS = {
     "server": frozenset({"settings", "admin", "link"}),
-    "agent": frozenset({"id", "control_planes", "address", "ports", "discovery", "engines", "weights_dir"}),
+    "agent": frozenset({"id", "control_planes", "address", "ports", "discovery", "fabrics", "engines", "weights_dir"}),
     "settings": frozenset({"models", "liveness"}),
 }
 
@@ -206,6 +208,12 @@ def load_agent(text: str, file: str, folder: str) -> AgentConfig:
             body["port_first"], body["port_last"] = int(match[1]), int(match[2])
         else:
             reading.fault(("ports",), f"expected first-last, found {shown(ports)}", "such as 20000-20999")
+    if isinstance(body.get("discovery"), str):
+        body["discovery"] = {"source": body["discovery"]}
+    fabrics = [
+        _fabric(reading, label, value)
+        for label, value in reading.mapping(body.pop("fabrics", None) or {}, ("fabrics",)).items()
+    ]
     engines = [
         _engine(reading, name, value)
         for name, value in reading.mapping(body.pop("engines", None) or {}, ("engines",)).items()
@@ -219,6 +227,7 @@ def load_agent(text: str, file: str, folder: str) -> AgentConfig:
         weights_dir=resolve(config.weights_dir, folder),
         tls=_tls(config.tls, folder),
         discovery=attrs.evolve(config.discovery, root=resolve(config.discovery.root, folder)),
+        fabrics=tuple(f for f in fabrics if f is not None),
         engines=tuple(e for e in engines if e is not None),
     )
     for path, problem, hint in agent_faults(config):
@@ -237,3 +246,15 @@ def _engine(reading: _Reading, name: str, value: Any) -> EngineInstall | None:
         reading.fault((*path, "kind"), "unknown key", "the engine is the key of the mapping")
         return None
     return reading.structure({"kind": name, **body}, EngineInstall, path)
+
+
+def _fabric(reading: _Reading, label: str, value: Any) -> FabricRule | None:
+    path: Path = ("fabrics", label)
+    body = reading.mapping(value, path)
+    if "label" in body:
+        reading.fault((*path, "label"), "unknown key", "the label is the key of the mapping")
+        return None
+    for key in ("adapters", "subnets"):
+        if isinstance(body.get(key), str):
+            body[key] = [body[key]]
+    return reading.structure({"label": label, **body}, FabricRule, path)

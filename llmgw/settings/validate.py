@@ -5,12 +5,14 @@ One set of rules serves the router and the scheduler: both read :class:`llmgw.se
 
 from __future__ import annotations
 
+import ipaddress
 import re
 from collections.abc import Iterator
 from urllib.parse import urlsplit
 
 import attrs
 
+from llmgw.hardware.fabric import FabricRule
 from llmgw.hardware.gpu import compute_capability
 from llmgw.settings.catalog import Model, Profile
 from llmgw.settings.daemon import Address, AgentConfig, ServerConfig
@@ -27,6 +29,7 @@ from llmgw.settings.profile_rules import (
     mig,
 )
 
+_ADAPTER = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,63}(?::[0-9]{1,3})?")
 NODE_ID = re.compile(r"[A-Za-z0-9](?:[A-Za-z0-9._-]{0,62}[A-Za-z0-9])?")
 _TRUST_DOMAIN = re.compile(r"[a-z0-9](?:[a-z0-9._-]{0,253}[a-z0-9])?")
 _LARGEST_BODY = 1024 * 1024 * 1024
@@ -200,6 +203,33 @@ def agent_faults(config: AgentConfig) -> Iterator[Rule]:
     for name in ("interval_s", "timeout_s"):
         if getattr(config.discovery, name) <= 0:
             yield ("discovery", name), f"expected more than 0 seconds, found {getattr(config.discovery, name):g}", ""
+    for rule in config.fabrics:
+        yield from _at(("fabrics", rule.label), _fabric(rule))
     for engine in config.engines:
         if not engine.command or not engine.command[0]:
             yield ("engines", engine.kind.value, "command"), "is empty", "name the program that starts this engine"
+
+
+def _fabric(rule: FabricRule) -> Iterator[Rule]:
+    if not NODE_ID.fullmatch(rule.label):
+        yield (), "is not a label", "use up to 64 letters, digits and . _ -"
+    if not rule.adapters and rule.link_layer is None and not rule.subnets:
+        yield (
+            (),
+            "says nothing about which ports it has",
+            "give adapters, link_layer (infiniband or ethernet) or subnets; see llmgw agent inventory",
+        )
+    for index, name in enumerate(rule.adapters):
+        if not _ADAPTER.fullmatch(name):
+            yield (
+                ("adapters", index),
+                f"{name!r} is not an adapter's name",
+                "such as mlx5_0, or mlx5_0:1 for one of its ports; patterns would match more than is meant",
+            )
+        if name in rule.adapters[:index]:
+            yield ("adapters", index), f"{name} stands here twice", "remove one"
+    for index, text in enumerate(rule.subnets):
+        try:
+            ipaddress.ip_network(text)
+        except ValueError as wrong:
+            yield ("subnets", index), f"{text!r} is not a network: {wrong}", "such as 10.30.0.0/16"

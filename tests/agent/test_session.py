@@ -13,17 +13,27 @@ import pytest
 import trio
 from attrs import evolve
 
+from fakes.machines import MACHINES, render, write_state
 from llmgw.agent.dispatch import Dispatch
 from llmgw.agent.epoch import Epoch
 from llmgw.agent.hardware import Hardware
 from llmgw.agent.session import Link, Outbox
 from llmgw.agent.shards import Shards
+from llmgw.hardware.delta import apply
 from llmgw.link.client import Backoff
-from llmgw.link.messages import CommandResult, Heartbeat, NotUnderstood, Register, ShardStatus, StopShard, Welcome
+from llmgw.link.messages import (
+    CommandResult,
+    HardwareChanged,
+    Heartbeat,
+    NotUnderstood,
+    Register,
+    ShardStatus,
+    StopShard,
+    Welcome,
+)
 from llmgw.link.server import serve
 from llmgw.link.session import Session
-from llmgw.settings.daemon import Address, Discovery, LinkListener
-from tests.agent.test_dispatch import INVENTORY
+from llmgw.settings.daemon import Address, Discovery, GpuSource, LinkListener
 from tests.agent.test_shards import config
 from tests.link.samples import TRUST_DOMAIN, WELCOME, Pki, make_pki, report
 
@@ -43,9 +53,12 @@ class Agent:
         )  # fmt: skip
         self.outbox = Outbox()
         self.shards = Shards(settings, self.outbox.report, time.time)
-        self.hardware = Hardware(Discovery(), INVENTORY, lambda _: None)
+        self.machine = folder / "machine"
+        render(MACHINES["l40s-2"], self.machine)
+        discovery = Discovery(GpuSource.NVIDIA_SMI, str(self.machine), interval_s=1000)
+        self.hardware = Hardware(discovery, (), folder, self.outbox.hardware)
         epoch = Epoch(folder)
-        dispatch = Dispatch(self.shards, epoch, lambda: INVENTORY)
+        dispatch = Dispatch(self.shards, epoch, lambda: self.hardware.inventory)
         backoff = Backoff(random.Random(1), 0.01, 0.05)
         self.link = Link(settings, self.shards, dispatch, self.hardware, epoch, self.outbox, backoff, time.time)
 
@@ -56,6 +69,7 @@ async def linked(folder: Path, pki: Pki, play: Play, node: str = "n1") -> AsyncI
         listener = LinkListener(pki.server, Address("127.0.0.1", 0), TRUST_DOMAIN)
         (address,) = await nursery.start(partial(serve, listener, play))
         agent = Agent(folder, pki, address.port, node)
+        await agent.hardware.read()
         nursery.start_soon(agent.link.run)
         yield agent
         nursery.cancel_scope.cancel()
@@ -70,7 +84,8 @@ async def test_welcomed_it_beats_reports_and_obeys(tmp_path: Path, pki: Pki) -> 
     done = trio.Event()
 
     async def play(session: Session, first: Register) -> None:
-        assert (first.node, first.inventory, first.shards) == ("n1", INVENTORY, ())
+        assert (first.node, first.inventory, first.shards) == ("n1", agent.hardware.inventory, ())
+        assert [d.device_class for d in first.inventory.devices] == ["l40s-45g"] * 2
         await session.send(evolve(WELCOME, heartbeat_s=0.05))
         assert isinstance(await session.receive(), Heartbeat)
         agent.outbox.report(report())
@@ -84,9 +99,18 @@ async def test_welcomed_it_beats_reports_and_obeys(tmp_path: Path, pki: Pki) -> 
             seen.append(await session.receive())
         assert seen[-1] == CommandResult("c1", True)
         await session.send(Welcome(1, "?", "c", 1, 5))  # nothing that an agent expects now
-        agent.outbox.inventory_changed = True
-        while not (isinstance(seen[-1], Heartbeat) and seen[-1].inventory is not None):
-            seen.append(await session.receive())
+        told = first.inventory
+        for sequence, ecc in ((1, 3), (2, 0)):
+            write_state(agent.machine, {1: {"ecc": ecc}})
+            await agent.hardware.read()
+            agent.outbox.hardware()
+            while not isinstance(seen[-1], HardwareChanged) or seen[-1].sequence < sequence:
+                seen.append(await session.receive())
+            assert seen[-1].delta.changed == ("devices",)
+            assert [d.number for d in seen[-1].delta.values.devices] == [1]
+            told = apply(told, seen[-1].delta)
+            assert told == agent.hardware.inventory
+        agent.outbox.hardware()  # nothing is different: nothing is said
         assert agent.link.state.connected
         done.set()
 

@@ -38,11 +38,13 @@ def test_what_is_sent_is_what_arrives(message: object) -> None:
 
 
 def test_tags_are_what_other_versions_expect() -> None:
-    assert set(UP) == {"register", "heartbeat", "shard-status", "command-result", "not-understood"}
+    assert set(UP) == {
+        "register", "heartbeat", "hardware-changed", "shard-status", "command-result", "not-understood",
+    }  # fmt: skip
     assert set(DOWN) == {
         "welcome", "refused", "start-shard", "drain-shard", "stop-shard", "forget-shard", "not-understood",
     }  # fmt: skip
-    assert json.loads(encode(Heartbeat(7))[4:]) == {"type": "heartbeat", "sequence": 7, "inventory": None}
+    assert json.loads(encode(Heartbeat(7))[4:]) == {"type": "heartbeat", "sequence": 7}
 
 
 def test_fields_of_a_newer_version_are_ignored() -> None:
@@ -69,7 +71,10 @@ def test_a_message_for_the_other_direction_is_not_understood() -> None:
         (body(type="heartbeat"), "$.sequence"),
         (body(type="heartbeat", sequence="7"), "$.sequence"),
         (body(type="heartbeat", sequence=True), "$.sequence"),
-        (body(type="heartbeat", sequence=1, inventory={"host": {"hostname": 3}}), "$.inventory.host"),
+        (
+            body(type="hardware-changed", sequence=1, delta={"changed": [], "values": {"host": {"hostname": 3}}}),
+            "$.delta.values.host",
+        ),
         (body(type="shard-status", report=[]), "$.report"),
     ],
 )

@@ -11,10 +11,13 @@ import trio.testing
 from attrs import evolve
 
 from llmgw.errors import OperatorError
+from llmgw.hardware.delta import diff
+from llmgw.hardware.inventory import Fault, Inventory
 from llmgw.link.messages import (
     PROTOCOL,
     CommandResult,
     ForgetShard,
+    HardwareChanged,
     Heartbeat,
     Register,
     ShardStatus,
@@ -100,6 +103,28 @@ async def expect(session: Session, kind: type) -> object:
         message = await session.receive()
     assert isinstance(message, kind), message
     return message
+
+
+async def test_hardware_changes_build_on_each_other(plane: Plane, autojump_clock: trio.testing.MockClock) -> None:
+    def held() -> Inventory:
+        return plane.cluster.state(0).nodes[0].inventory
+
+    async with plane.agent() as session:
+        before = held()
+        broken = evolve(
+            before, devices=(evolve(before.devices[0], faults=(Fault("failed", "x"),)), *before.devices[1:])
+        )
+        for sequence, old, new in ((1, before, broken), (2, broken, before)):
+            delta = diff(old, new)
+            assert delta is not None
+            await session.send(HardwareChanged(sequence, delta))
+            await until(lambda new=new: held() == new)  # type: ignore[misc]
+        delta = diff(before, broken)
+        assert delta is not None
+        await session.send(HardwareChanged(7, delta))
+        # One that does not follow ends the session: the next registration says everything anew.
+        await until(lambda: not plane.cluster.linked("n1"))
+        assert held() == before
 
 
 async def until(done: Callable[[], bool], seconds: float = 60) -> None:

@@ -1,0 +1,95 @@
+"""Where everything that discovery knows comes from: files below a root, and a few programs.
+
+A :class:`Machine` is a real one, a folder that stands in for one, a capture, or one that is being captured
+(:mod:`llmgw.discovery.capture`).
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import sys
+from pathlib import Path
+from typing import Protocol
+
+from llmgw.discovery.command import Ran, run
+from llmgw.discovery.faults import DiscoveryError
+from llmgw.discovery.host import read_host
+from llmgw.discovery.sysfs import DiskReader, Reader
+from llmgw.hardware.inventory import Host
+from llmgw.settings.daemon import Discovery
+
+_BELOW_ROOT = {"nvidia-smi": "usr/bin/nvidia-smi", "nvml": "usr/libexec/llmgw-nvml", "ip": "usr/sbin/ip"}
+_MORE_PLACES = ("/usr/bin", "/usr/sbin", "/sbin", "/usr/lib/wsl/lib", "/opt/bin", "/run/nvidia/driver/usr/bin")
+"""Where programs lie that a daemon's ``PATH`` may not have: WSL2, and hosts with the driver in a container."""
+
+
+class Machine(Protocol):
+    """What discovery asks. ``root`` is the folder that every path is below."""
+
+    @property
+    def root(self) -> Path:
+        """The folder that every path is below."""
+        ...
+
+    @property
+    def reader(self) -> Reader:
+        """How its files are read."""
+        ...
+
+    def host(self) -> Host:
+        """The host itself. Blocking."""
+        ...
+
+    async def ask(self, program: str, *args: str) -> Ran:
+        """Run ``nvidia-smi``, ``nvml`` or ``ip``. Raises :class:`DiscoveryError` when it cannot be started."""
+        ...
+
+
+class LiveMachine:
+    """The machine that this process runs on, or a folder with programs of its own that stands in for one."""
+
+    def __init__(self, config: Discovery) -> None:
+        self._config = config
+        self._root = Path(config.root)
+        self._reader = DiskReader()
+
+    @property
+    def root(self) -> Path:
+        """See :class:`Machine`."""
+        return self._root
+
+    @property
+    def reader(self) -> Reader:
+        """See :class:`Machine`."""
+        return self._reader
+
+    def host(self) -> Host:
+        """See :class:`Machine`."""
+        return read_host(self._root, self._reader)
+
+    async def ask(self, program: str, *args: str) -> Ran:
+        """See :class:`Machine`. Each run is bounded by ``discovery.timeout_s``."""
+        argv = (*self._argv(program), *args)
+        try:
+            return await run(argv, self._config.timeout_s)
+        except OSError as failed:
+            remedy = "check discovery.nvidia_smi" if program == "nvidia-smi" else ""
+            raise DiscoveryError("not-runnable", argv[0], f"cannot be run: {failed.strerror}", remedy) from failed
+
+    def _argv(self, program: str) -> tuple[str, ...]:
+        if program == "nvidia-smi" and self._config.nvidia_smi is not None:
+            return (self._config.nvidia_smi,)
+        if self._root != Path("/"):
+            below = self._root / _BELOW_ROOT[program]
+            found = str(below) if os.access(below, os.X_OK) else None
+        elif program == "nvml":
+            # A process of its own: a call that hangs in the driver cannot be cancelled, and a library that was
+            # loaded before a driver upgrade never works again.
+            return (sys.executable, "-I", "-m", "llmgw.discovery.nvml_child")
+        else:
+            path = os.pathsep.join((os.environ.get("PATH", ""), *_MORE_PLACES))
+            found = shutil.which(program, path=path)
+        if found is None:
+            raise DiscoveryError("not-found", program, "was not found", "")
+        return (found,)

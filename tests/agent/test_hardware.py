@@ -1,0 +1,133 @@
+from __future__ import annotations
+
+import os
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+import pytest
+import trio
+from attrs import evolve
+
+from fakes.machines import MACHINES, render, write_state
+from llmgw.agent.hardware import Hardware, Known
+from llmgw.errors import OperatorError
+from llmgw.hardware.known import known_cards
+from llmgw.settings.daemon import Discovery, GpuSource
+
+
+class Node:
+    """A node's hardware as its agent holds it, with every change that was told."""
+
+    def __init__(self, folder: Path, machine: str, interval_s: float) -> None:
+        self.root = folder / "machine"
+        render(MACHINES[machine], self.root)
+        self.changes = 0
+        self._changed = trio.Event()
+        discovery = Discovery(GpuSource.NVIDIA_SMI, str(self.root), interval_s=interval_s)
+        self.hardware = Hardware(discovery, (), folder, self._count)
+
+    def _count(self) -> None:
+        self.changes += 1
+        self._changed.set()
+
+    async def change(self) -> None:
+        with trio.fail_after(30):
+            await self._changed.wait()
+        self._changed = trio.Event()
+
+
+@asynccontextmanager
+async def node(folder: Path, machine: str = "l40s-2", interval_s: float = 1000) -> AsyncIterator[Node]:
+    made = Node(folder, machine, interval_s)
+    await made.hardware.read()
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(made.hardware.run)
+        yield made
+        nursery.cancel_scope.cancel()
+
+
+async def test_it_is_read_again_on_a_timer(tmp_path: Path) -> None:
+    async with node(tmp_path, interval_s=0.05) as it:
+        write_state(it.root, {0: {"ecc": 1}})
+        await it.change()
+        assert [f.code for f in it.hardware.inventory.devices[0].faults] == ["ecc-uncorrected"]
+
+
+async def test_an_event_reads_it_soon(tmp_path: Path, autojump_clock: trio.testing.MockClock) -> None:
+    autojump_clock.autojump_threshold = 0.5  # programs run in real time
+    async with node(tmp_path) as it:
+        write_state(it.root, {1: {"lost": True}})
+        it.hardware.look_again()
+        await it.change()
+        assert [f.code for f in it.hardware.inventory.devices[1].faults] == ["failed"]
+
+
+async def test_what_is_as_it_was_is_not_told(tmp_path: Path) -> None:
+    async with node(tmp_path, interval_s=0.05) as it:
+        first = it.hardware.inventory
+        with trio.fail_after(30):
+            while it.hardware.inventory is first:
+                await trio.sleep(0.01)
+        assert it.hardware.inventory == first
+        assert it.changes == 0
+
+
+async def test_a_card_that_vanished_is_missing_over_restarts_until_it_is_accepted(tmp_path: Path) -> None:
+    both = Node(tmp_path, "l40s-2", 1000)
+    assert (await both.hardware.read()).warnings == ()
+    assert (tmp_path / "hardware.json").stat().st_mode & 0o777 == 0o600
+    fewer = evolve(MACHINES["l40s-2"], cards=MACHINES["l40s-2"].cards[:1])
+    for path in (both.root / "sys/bus/pci/devices").iterdir():
+        path.unlink()
+    render(fewer, both.root)
+    for _restart in range(2):
+        again = Hardware(Discovery(GpuSource.NVIDIA_SMI, str(both.root)), (), tmp_path, lambda: None)
+        found = await again.read()
+        assert [(w.code, w.reason) for w in found.warnings] == [
+            ("gpu-missing", "NVIDIA L40S at 0000:f1:00.0 was here and is missing")
+        ]
+    Known(tmp_path).write(known_cards(found))
+    assert (await again.read()).warnings == ()
+
+
+async def test_a_class_that_changed_is_said(tmp_path: Path) -> None:
+    it = Node(tmp_path, "l40s-2", 1000)
+    await it.hardware.read()
+    changed = evolve(
+        MACHINES["l40s-2"], driver="580.1.1", cards=tuple(evolve(c, total_mib=47000) for c in MACHINES["l40s-2"].cards)
+    )
+    render(changed, it.root)
+    assert [w.code for w in (await it.hardware.read()).warnings] == ["class-changed"] * 2
+
+
+async def test_a_driver_that_broke_makes_no_card_missing(tmp_path: Path) -> None:
+    it = Node(tmp_path, "l40s-2", 1000)
+    await it.hardware.read()
+    write_state(it.root, program="mismatch")
+    found = await it.hardware.read()
+    assert [w.code for w in found.warnings] == ["driver-mismatch"]
+    assert len(Known(tmp_path).read()) == 2
+
+
+async def test_a_file_of_known_cards_that_is_none_ends_nothing(tmp_path: Path) -> None:
+    (tmp_path / "hardware.json").write_text("[{")
+    found = await Node(tmp_path, "l40s-2", 1000).hardware.read()
+    assert [w.code for w in found.warnings] == ["known-hardware"]
+    with pytest.raises(OperatorError, match=r"hardware\.json"):
+        Known(tmp_path).read()
+    assert (tmp_path / "hardware.json").read_text() == "[{"
+
+
+async def test_the_kernel_log_of_another_machine_is_not_listened_to(tmp_path: Path) -> None:
+    fifo = tmp_path / "kmsg"
+    os.mkfifo(fifo)
+    it = Node(tmp_path, "l40s-2", 1000)
+    hardware = Hardware(Discovery(GpuSource.NVIDIA_SMI, str(it.root)), (), tmp_path, lambda: None, fifo)
+    await hardware.read()
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(hardware.run)
+        await trio.testing.wait_all_tasks_blocked()
+        with pytest.raises(OSError, match="No such device"):
+            os.open(fifo, os.O_WRONLY | os.O_NONBLOCK)
+        nursery.cancel_scope.cancel()
