@@ -156,7 +156,7 @@ class Smi:
             self.memory(mig["total_mib"], sum(holders) or 12),
         )
 
-    def ecc(self, volatile: int, aggregate: int, *, off: bool) -> str:
+    def ecc(self, volatile: int, aggregate: int, *, off: bool, repair: bool) -> str:
         def counts(name: str, dram: int, *more: str) -> str:
             sram: tuple[str, ...] = ("sram_uncorrectable",)
             if self.major >= 555:
@@ -176,6 +176,11 @@ class Smi:
             "ecc_errors",
             counts("volatile", volatile),
             counts("aggregate", aggregate, *([threshold] if self.major >= 555 else [])),
+            *(
+                [leaf("channel_repair_pending", yes(repair)), leaf("tpc_repair_pending", "No")]
+                if self.major >= 580
+                else []
+            ),
         )
 
     def gpu(self, index: int) -> str:
@@ -209,7 +214,12 @@ class Smi:
             + self.memory(card["total_mib"], 0 if reset else used)
             + element("bar1_memory_usage", leaf("total", "131072 MiB"), leaf("used", "1 MiB"))
             + element("utilization", leaf("gpu_util", self.utilization(in_mig, reset, now)))
-            + self.ecc(now.get("ecc", 0), now.get("ecc", 0), off=in_mig or card["total_mib"] is None)
+            + self.ecc(
+                now.get("ecc", 0),
+                now.get("ecc", 0),
+                off=in_mig or card["total_mib"] is None,
+                repair=bool(now.get("repair_pending")),
+            )
             + self.remapped(now, in_mig)
             + "".join(gone)
             + element("temperature", leaf("gpu_temp", f"{now.get('temperature', 31)} C"))

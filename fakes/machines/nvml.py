@@ -134,6 +134,10 @@ class FakeNvml:
         self._supported(self.major >= 555 and card["mig"] is None and card["total_mib"] is not None)
         return False
 
+    def repair_pending(self, handle: Any) -> bool:
+        self._supported(self.major >= 580)
+        return bool(self.now[handle].get("repair_pending"))
+
     def unrepairable(self, handle: Any) -> bool:
         raise NvmlError(NOT_SUPPORTED, "Not Supported")
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 
 import attrs
@@ -50,13 +51,16 @@ class Known:
         """Replace the list. Raises ``OSError``."""
         write_private(self._path, json.dumps([attrs.asdict(card) for card in cards], indent=2).encode())
 
-    def compare(self, inventory: Inventory) -> Inventory:
-        """The inventory with what is different from before among its warnings; new cards are known from now on."""
+    def compare(self, inventory: Inventory, *, remember: bool) -> Inventory:
+        """The inventory with what is different from before among its warnings.
+
+        With ``remember`` cards that are new are known from now on.
+        """
         try:
             known = self.read()
             warnings = differences(known, inventory)
             now = merged(known, known_cards(inventory))
-            if now != known and inventory.source != "none":
+            if remember and now != known and inventory.source != "none":
                 self.write(now)
         except (OperatorError, OSError) as failed:
             warnings = (Fault("known-hardware", f"what this node had before is not known: {failed}", ""),)
@@ -92,7 +96,7 @@ class Hardware:
     async def read(self) -> Inventory:
         """Read everything, say what is new in the log, and remember it."""
         found = await discover(self._config, self._rules)
-        found = await trio.to_thread.run_sync(self._known.compare, found)
+        found = await trio.to_thread.run_sync(partial(self._known.compare, found, remember=True))
         self._say(self._inventory, found)
         self._inventory = found
         return found

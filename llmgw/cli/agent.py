@@ -44,6 +44,7 @@ def command(ctx: click.Context, path: Path) -> None:
 
 @command.command()
 @click.option("--json", "as_json", is_flag=True, help="The inventory as it travels in the registration message.")
+@click.option("--schema", is_flag=True, help="Print the JSON schema of what --json prints, and nothing else.")
 @click.option(
     "--root",
     type=click.Path(path_type=Path, exists=True, file_okay=False),
@@ -69,14 +70,19 @@ def command(ctx: click.Context, path: Path) -> None:
 )
 @click.pass_context
 def inventory(
-    ctx: click.Context, as_json: bool, root: Path | None, run_programs: bool, source: str | None, save: Path | None,
-    accept: bool,
+    ctx: click.Context, as_json: bool, schema: bool, root: Path | None, run_programs: bool, source: str | None,
+    save: Path | None, accept: bool,
 ) -> None:  # fmt: skip
     """Show the hardware of this machine as the scheduler would see it.
 
     Reads what agent.yaml says under `discovery` and `fabrics` when that file is there, and this machine otherwise.
     Exit code 1 when GPUs were meant to be read and could not be.
     """
+    if schema:
+        from llmgw.cli.schema import json_schema
+
+        click.echo(json.dumps(json_schema(Inventory), indent=2))
+        return
     path: Path = ctx.obj
     config = agent_config(path) if path.exists() else None
     discovery = Discovery() if config is None else config.discovery
@@ -92,12 +98,12 @@ def inventory(
     found = _read(discovery, rules, save, run_programs=run_programs or root is None)
     if config is not None and root is None:
         from llmgw.agent.hardware import Known
-        from llmgw.hardware.known import differences, known_cards
+        from llmgw.hardware.known import known_cards
 
         known = Known(Path(config.state_dir))
         if accept:
             known.write(known_cards(found))
-        found = evolve(found, warnings=(*found.warnings, *differences(known.read(), found)))
+        found = known.compare(found, remember=False)
     if as_json:
         from llmgw.link.codec import converter
 

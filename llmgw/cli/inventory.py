@@ -5,18 +5,40 @@ from __future__ import annotations
 import click
 
 from llmgw.cli.terminal import table
-from llmgw.hardware.inventory import Adapter, Device, Inventory
+from llmgw.hardware.inventory import Adapter, Device, Fabric, Fault, Inventory, Relation
 
 
 def _memory(device: Device) -> str:
     if device.total_mib is None:
         return "unknown"
     total = f"{device.total_mib / 1024:.1f} GiB"
+    if device.unified:
+        return f"{total} of the host"
     return total if device.used_mib is None else f"{device.used_mib / 1024:.1f} of {total}"
+
+
+def _load(device: Device) -> str:
+    load = device.load
+    parts = (
+        "" if load.temperature_c is None else f"{load.temperature_c} C",
+        "" if load.power_w is None else f"{load.power_w} W",
+        "" if load.utilization_percent is None else f"{load.utilization_percent} %",
+    )
+    return ", ".join(part for part in parts if part)
 
 
 def _device_state(device: Device) -> str:
     return "; ".join(f.reason for f in device.faults) or "healthy"
+
+
+def _near(device: Device) -> str:
+    """The adapters behind the same PCIe switch, or else those that are nearest."""
+    if not device.adapters:
+        return ""
+    nearest = device.adapters[0].relation
+    names = [path.adapter for path in device.adapters if path.relation is nearest]
+    more = f" and {len(names) - 2} more" if len(names) > 2 else ""
+    return f"{', '.join(names[:2])}{more} ({nearest.value})"
 
 
 def _ports(adapter: Adapter) -> str:
@@ -24,6 +46,36 @@ def _ports(adapter: Adapter) -> str:
         f"{p.number} {p.state}" + (f" {p.rate_gbps:g} Gb/s" if p.rate_gbps and p.state == "active" else "")
         for p in adapter.ports
     )
+
+
+def _gids(adapter: Adapter) -> str:
+    told = [f"{p.gids[0].index} {p.gids[0].address}" if p.gids else p.gid_trouble for p in adapter.ports]
+    return ", ".join(text for text in told if text)
+
+
+def _kind(adapter: Adapter) -> str:
+    parts = (adapter.kind.value, "virtual" if adapter.virtual else "", f"in {adapter.bond}" if adapter.bond else "")
+    return ", ".join(part for part in parts if part)
+
+
+def _faults(faults: tuple[Fault, ...], indent: str = "  ") -> None:
+    for fault in faults:
+        click.echo(f"{indent}{fault.code}: {fault.reason}" + (f"\n{indent}  {fault.remedy}" if fault.remedy else ""))
+
+
+def _fabric(fabric: Fabric) -> None:
+    ports = ", ".join(
+        f"{p.adapter}:{p.port}" + (f" (GID {p.gid.index}, {p.gid.address})" if p.gid is not None else "")
+        for p in fabric.ports
+    )
+    click.echo(f"  {fabric.label} ({fabric.kind.value}): {ports or 'no port'}")
+    _faults(fabric.faults, "    ")
+
+
+def _nvlink(inventory: Inventory, domain: tuple[int, ...]) -> str:
+    counts = {x.nvlinks for x in inventory.links if x.relation is Relation.NVLINK and {x.a, x.b} <= set(domain)}
+    each = f"{min(counts)}" if len(counts) == 1 else f"{min(counts, default=0)} to {max(counts, default=0)}"
+    return f"  {', '.join(f'gpu-{number}' for number in domain)}, {each} links between two"
 
 
 def show_inventory(inventory: Inventory) -> None:
@@ -35,26 +87,34 @@ def show_inventory(inventory: Inventory) -> None:
     click.echo(f"Host     {host.hostname}: {host.system or 'unknown system'}, kernel {host.kernel}, "
                f"{host.cpus or '?'} CPUs, {memory}")  # fmt: skip
     driver = inventory.driver
-    click.echo(f"Driver   {f'NVIDIA {driver.version}, CUDA {driver.cuda_version}' if driver else 'none'}, "
-               f"read through {inventory.source}")  # fmt: skip
+    through = "" if inventory.source == "none" else f", read through {inventory.source}"
+    click.echo(f"Driver   {f'NVIDIA {driver.version}, CUDA {driver.cuda_version}' if driver else 'none'}{through}")
     click.echo(f"\nDevices  {len(inventory.devices)}")
     if inventory.devices:
         rows = [
             [d.label, d.device_class, _memory(d), d.pci_address, "" if d.numa_node is None else str(d.numa_node),
-             _device_state(d)]
+             _near(d), _load(d), _device_state(d)]
             for d in inventory.devices
         ]  # fmt: skip
-        table(["DEVICE", "CLASS", "MEMORY USED", "PCI", "NUMA", "STATE"], rows)
-    for domain in inventory.nvlink_domains:
-        click.echo(f"NVLink domain: devices {', '.join(map(str, domain))}")
+        table(["DEVICE", "CLASS", "MEMORY USED", "PCI", "NUMA", "NEAREST ADAPTERS", "LOAD", "STATE"], rows)
+        for device in inventory.devices:
+            for fault in device.faults:
+                if fault.remedy:
+                    click.echo(f"  {device.label} {fault.reason}\n    {fault.remedy}")
+    if inventory.nvlink_domains:
+        click.echo(f"\nNVLink domains {len(inventory.nvlink_domains)}")
+        for domain in inventory.nvlink_domains:
+            click.echo(_nvlink(inventory, domain))
     click.echo(f"\nAdapters {len(inventory.adapters)}")
     if inventory.adapters:
         table(
-            ["ADAPTER", "KIND", "PORTS", "INTERFACES", "FIRMWARE"],
-            [[a.name, a.kind.value, _ports(a), ", ".join(a.netdevs), a.firmware] for a in inventory.adapters],
+            ["ADAPTER", "KIND", "PORTS", "ROCE V2 GID", "INTERFACES", "FIRMWARE"],
+            [[a.name, _kind(a), _ports(a), _gids(a), ", ".join(a.netdevs), a.firmware] for a in inventory.adapters],
         )
-    for fabric in inventory.fabrics:
-        ports = ", ".join(f"{p.adapter}:{p.port}" for p in fabric.ports)
-        click.echo(f"Fabric {fabric.label} ({fabric.kind.value}): {ports or 'no port'}")
-    for warning in inventory.warnings:
-        click.echo(f"\nwarning: {warning.reason}" + (f"\n  {warning.remedy}" if warning.remedy else ""))
+    if inventory.fabrics:
+        click.echo(f"\nFabrics  {len(inventory.fabrics)}")
+        for fabric in inventory.fabrics:
+            _fabric(fabric)
+    if inventory.warnings:
+        click.echo(f"\nWarnings {len(inventory.warnings)}")
+        _faults(inventory.warnings)

@@ -62,6 +62,7 @@ class Library(Protocol):
         ...
 
     def retirement_pending(self, handle: Handle) -> bool: ...
+    def repair_pending(self, handle: Handle) -> bool: ...
     def sram_threshold(self, handle: Handle) -> bool: ...
     def unrepairable(self, handle: Handle) -> bool: ...
     def recovery(self, handle: Handle) -> int: ...
@@ -183,6 +184,7 @@ def _card(library: Library, index: int, handle: Handle) -> _Card:
     name = get(library.name, handle)
     pci = get(library.pci_bus_id, handle)
     uncorrected = get(library.uncorrected, handle, lifetime=False)
+    repair = get(library.repair_pending, handle)
     retirement, threshold = get(library.retirement_pending, handle), get(library.sram_threshold, handle)
     unrepairable = get(library.unrepairable, handle)
     uuid = get(library.uuid, handle) or ""
@@ -206,6 +208,7 @@ def _card(library: Library, index: int, handle: Handle) -> _Card:
         remap_pending=None if rows is None else rows[2],
         remap_failed=None if rows is None else rows[3],
         retirement_pending=retirement,
+        repair_pending=repair,
         sram_threshold=threshold,
         unrepairable=unrepairable,
         recovery="" if recovery is None else _word(_RECOVERY, recovery),

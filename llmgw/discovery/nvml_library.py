@@ -101,6 +101,10 @@ class PynvmlLibrary:
     def retirement_pending(self, handle: Handle) -> bool:
         return bool(_call(pynvml.nvmlDeviceGetRetiredPagesPendingStatus, handle))
 
+    def repair_pending(self, handle: Handle) -> bool:
+        status = _call(pynvml.nvmlDeviceGetRepairStatus, handle)
+        return bool(status.bChannelRepairPending) or bool(status.bTpcRepairPending)
+
     def sram_threshold(self, handle: Handle) -> bool:
         status = pynvml.c_nvmlEccSramErrorStatus_v1_t()
         _call(pynvml.nvmlDeviceGetSramEccErrorStatus, handle, pynvml.byref(status))

@@ -54,6 +54,8 @@ def _reset(health: CardHealth) -> str | None:
         return "a row remapping is pending"
     if health.retirement_pending:
         return "a page retirement is pending"
+    if health.repair_pending:
+        return "a repair of its memory channels or processors is pending"
     if health.recovery not in ("", "none"):
         return f"the driver recommends: {health.recovery}"
     return "the driver says that the GPU requires a reset" if health.wants_reset else None

@@ -52,6 +52,7 @@ class CardHealth:
     remap_pending: bool | None = None
     remap_failed: bool | None = None
     retirement_pending: bool | None = None
+    repair_pending: bool | None = None
     sram_threshold: bool | None = None
     unrepairable: bool | None = None
     recovery: str = ""

@@ -83,9 +83,11 @@ def _against(profile: Profile, device: Device, view: NodeView) -> str | None:
         return f"{device.label} {device.faults[0].reason}"
     if (holder := view.taken.get(device.number)) is not None:
         return f"{device.label} runs {holder}"
-    # Compute instances of one GPU instance show each other's use of the memory that they share.
-    beside = any(device.shares_memory(d) and d.number in view.taken for d in view.node.inventory.devices)
-    if (held := stranger(device, ours=beside)) is not None:
+    for other in view.node.inventory.devices:
+        # An engine sizes itself for all the memory that it sees, and these two see the same.
+        if other.number != device.number and other.number in view.taken and device.shares_memory(other):
+            return f"{device.label} shares its memory with {other.label}, which runs {view.taken[other.number]}"
+    if (held := stranger(device, ours=False)) is not None:
         return held.reason
     if profile.memory_gib is not None and device.total_mib is not None and device.total_mib < profile.memory_gib * 1024:
         return f"{device.label} has {device.total_mib / 1024:.1f} GiB, {profile.memory_gib:g} GiB are needed"

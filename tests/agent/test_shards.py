@@ -432,3 +432,17 @@ async def test_an_agent_killed_anywhere_in_a_start_leaves_no_engine_unknown(fold
             for report in node.shards.reports():
                 await node.shards.forget(report.shard, report.generation)
         assert within_5_s(lambda: marked(folder) == [])
+
+
+async def test_the_device_that_is_meant_is_told_by_its_uuid(folder: Path) -> None:
+    async with running(config(folder)) as node:
+        # Meanwhile the node numbered its devices anew: what was 0 is 1 now.
+        renumbered = evolve(INVENTORY, devices=tuple(evolve(d, number=d.number + 1) for d in DEVICES))
+        await node.shards.start(evolve(start(load_s=0.1), uuids=("GPU-0",)), renumbered)
+        ready = await node.until(S.READY)
+        assert (ready.devices, ready.uuids) == ((1,), ("GPU-0",))
+        assert b"CUDA_VISIBLE_DEVICES=GPU-0\0" in Path(f"/proc/{ready.pid}/environ").read_bytes()
+        with pytest.raises(OperatorError, match="is held by shard m-1.0"):
+            await node.shards.start(evolve(start("x-1.0", devices=(5,)), uuids=("GPU-0",)), renumbered)
+        with pytest.raises(OperatorError, match="device GPU-9 is not on n1"):
+            await node.shards.start(evolve(start("x-1.0"), uuids=("GPU-9",)), renumbered)

@@ -47,6 +47,7 @@ states = st.fixed_dictionaries(
         "pending_mig": st.booleans(),
         "remap_pending": st.booleans(),
         "remap_failed": st.booleans(),
+        "repair_pending": st.booleans(),
         "remapped": st.integers(0, 5),
         "links_down": st.integers(0, 20),
         "temperature": st.integers(20, 99),

@@ -54,6 +54,10 @@ def health(inside: str) -> CardHealth:
         ("<remapped_rows>N/A</remapped_rows>", {}),
         ("<retired_pages><pending_blacklist>Yes</pending_blacklist></retired_pages>", {"retirement_pending": True}),
         ("<retired_pages><pending_retirement>No</pending_retirement></retired_pages>", {"retirement_pending": False}),
+        (
+            "<ecc_errors><channel_repair_pending>No</channel_repair_pending><tpc_repair_pending>Yes</tpc_repair_pending></ecc_errors>",
+            {"repair_pending": True},
+        ),
         ("<gpu_reset_status><reset_required>Yes</reset_required></gpu_reset_status>", {"wants_reset": True}),
         ("<gpu_recovery_action>Drain and Reset</gpu_recovery_action>", {"recovery": "drain and reset"}),
         ("<gpu_recovery_action>None</gpu_recovery_action>", {"recovery": "none"}),
@@ -76,7 +80,7 @@ def health(inside: str) -> CardHealth:
             {"sram_threshold": True},
         ),
         (
-            "<ecc_errors><volatile><unrepairable_memory>No</unrepairable_memory></volatile></ecc_errors>",
+            "<ecc_errors><unrepairable_memory>No</unrepairable_memory></ecc_errors>",
             {"unrepairable": False},
         ),
         ("<something_new><total>x</total></something_new>", {}),

@@ -133,6 +133,7 @@ def test_memory_that_may_not_be_read_says_so() -> None:
         (CardHealth(uncorrected=3), "ecc-uncorrected", "has 3 uncorrected ECC errors since"),
         (CardHealth(remap_pending=True), "needs-reset", "remapping is pending"),
         (CardHealth(retirement_pending=True), "needs-reset", "retirement is pending"),
+        (CardHealth(repair_pending=True), "needs-reset", "repair of its memory channels"),
         (CardHealth(recovery="drain and reset"), "needs-reset", "recommends: drain and reset"),
         (CardHealth(wants_reset=True), "needs-reset", "requires a reset"),
         (CardHealth(fabric_state="in progress"), "not-ready", "still being set up"),

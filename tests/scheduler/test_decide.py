@@ -7,9 +7,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from llmgw.hardware.health import stranger
+from llmgw.hardware.inventory import Device, MigInstance
 from llmgw.scheduler.decide import BACKOFF_FIRST_S, BACKOFF_LONGEST_S, DRAIN_SETTLE_S, decide
 from llmgw.scheduler.explain import DecisionKind, DrainCommand, Outcome, StartCommand, StopCommand
-from llmgw.scheduler.state import ClusterState, Goal, NodeState, Replica, ShardReport, ShardState
+from llmgw.scheduler.state import Assignment, ClusterState, Goal, NodeState, Replica, ShardReport, ShardState
 from tests.scheduler.clusters import (
     CLUSTER,
     NOW,
@@ -239,6 +240,40 @@ def test_a_row_on_a_silent_node_keeps_its_devices_until_the_node_says_that_they_
         assert outcome.replicas == (leaving,)
         assert outcome.commands == ()
     assert decide(cluster((node(),), (), (leaving,)), NOW).replicas == ()
+
+
+def test_devices_are_followed_to_the_numbers_that_they_have_now() -> None:
+    name = "a30-24g-mig-1g.6gb"
+
+    def instance(number: int, uuid: str) -> Device:
+        return evolve(device(number, name), uuid=uuid, mig=MigInstance(0, number - 1000, "1g.6gb", number, 0))
+
+    wanted = model("m", 2, profile(classes=(name,)))
+    first = decide(cluster((node(devices=(instance(1000, "MIG-a"), instance(1001, "MIG-b"))),), (wanted,)), NOW)
+    assert [(s.devices, s.uuids) for r in first.replicas for s in r.shards] == [
+        ((1000,), ("MIG-a",)),
+        ((1001,), ("MIG-b",)),
+    ]
+    # Another instance is made: the two have other numbers, and theirs is a third one's.
+    reports = tuple(
+        evolve(report(r, ShardState.READY), devices=r.shards[0].devices, uuids=r.shards[0].uuids)
+        for r in first.replicas
+    )
+    now = node(devices=(instance(1000, "MIG-new"), instance(1001, "MIG-a"), instance(1002, "MIG-b")), reports=reports)
+    state = cluster((now,), (evolve(wanted, replicas=3),), first.replicas, next_serial=first.next_serial)
+    second = decide(state, NOW)
+    assert {s.uuids: s.devices for r in second.replicas for s in r.shards} == {
+        ("MIG-a",): (1001,), ("MIG-b",): (1002,), ("MIG-new",): (1000,),
+    }  # fmt: skip
+    assert not any(isinstance(c, StopCommand) for c in second.commands)
+
+
+def test_a_device_that_is_gone_is_not_taken_for_the_one_that_has_its_number() -> None:
+    gone = evolve(row(), shards=(Assignment("m-1.0", 0, "n1", (0,), ("GPU-gone",)),))
+    failed = evolve(report(gone, ShardState.FAILED), uuids=("GPU-gone",))
+    outcome = decide(cluster((node(reports=(failed,)),), (model(),), (gone,)), NOW)
+    evicted = next(d for d in outcome.decisions if d.kind is DecisionKind.EVICT)
+    assert "device 0 is not there any more" in evicted.reason
 
 
 # What holds for every state there can be.

@@ -1,5 +1,8 @@
 from __future__ import annotations
 
+from attrs import evolve
+
+from llmgw.hardware.inventory import MigInstance
 from llmgw.scheduler.place import NoPlace, Placement, place, views
 from tests.scheduler.clusters import device, model, node, profile
 
@@ -54,3 +57,19 @@ def test_a_mig_replica_gets_exactly_one_instance() -> None:
     found = place(model("m", 1, profile(classes=(name,))), views((here,), {"n1": {1000: "x"}}), {})
     assert isinstance(found, Placement)
     assert found.devices == (1001,)
+
+
+def test_compute_instances_of_one_gpu_instance_are_not_given_to_two() -> None:
+    name = "h100-80g-mig-1c.3g.40gb"
+    here = node(
+        "n1",
+        tuple(
+            evolve(device(1000 + n, name), mig=MigInstance(0, n, "1c.3g.40gb", gi, n)) for n, gi in enumerate((1, 1, 2))
+        ),
+    )
+    found = place(model("m", 1, profile(classes=(name,))), views((here,), {"n1": {1000: "x"}}), {})
+    assert isinstance(found, Placement)
+    assert found.devices == (1002,)
+    none = place(model("m", 1, profile(classes=(name,))), views((here,), {"n1": {1000: "x", 1002: "y"}}), {})
+    assert isinstance(none, NoPlace)
+    assert "gpu-0/mig1 shares its memory with gpu-0/mig0, which runs x" in none.candidates[0].refusals[0].reason
