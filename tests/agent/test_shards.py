@@ -442,7 +442,7 @@ async def test_the_device_that_is_meant_is_told_by_its_uuid(folder: Path) -> Non
         ready = await node.until(S.READY)
         assert (ready.devices, ready.uuids) == ((1,), ("GPU-0",))
         assert b"CUDA_VISIBLE_DEVICES=GPU-0\0" in Path(f"/proc/{ready.pid}/environ").read_bytes()
-        with pytest.raises(OperatorError, match="is held by shard m-1.0"):
+        with pytest.raises(OperatorError, match="is held by shard m-1"):
             await node.shards.start(evolve(start("x-1.0", devices=(5,)), uuids=("GPU-0",)), renumbered)
-        with pytest.raises(OperatorError, match="device GPU-9 is not on n1"):
+        with pytest.raises(OperatorError, match="GPU-9"):
             await node.shards.start(evolve(start("x-1.0"), uuids=("GPU-9",)), renumbered)
