@@ -13,6 +13,7 @@ import trio
 
 from llmgw.discovery.kmsg import watch
 from llmgw.discovery.kmsg_text import KernelEvent
+from llmgw.discovery.machine import LiveMachine
 from llmgw.discovery.probe import discover
 from llmgw.errors import OperatorError
 from llmgw.hardware.delta import without_load
@@ -27,6 +28,9 @@ from llmgw.telemetry.logging import logger
 KMSG = Path("/dev/kmsg")
 SETTLE_S = 1.0
 """After an event the hardware is read this much later: what happens to one card often happens to several."""
+
+QUIET_S = 15.0
+"""Least time between two readings: a card that hangs makes the reading itself write Xids, which ask for another."""
 
 
 class Known:
@@ -77,12 +81,15 @@ class Hardware:
         state_dir: Path,
         changed: Callable[[], None],
         kmsg: Path = KMSG,
+        quiet_s: float = QUIET_S,
     ) -> None:
         self._config = config
+        self._machine = LiveMachine(config)
         self._rules = rules
         self._known = Known(state_dir)
         self._changed = changed
         self._kmsg = kmsg
+        self._quiet_s = min(quiet_s, config.interval_s)
         self._again = trio.Event()
         self._log = logger("hardware")
         self._inventory: Inventory | None = None
@@ -95,7 +102,7 @@ class Hardware:
 
     async def read(self) -> Inventory:
         """Read everything, say what is new in the log, and remember it."""
-        found = await discover(self._config, self._rules)
+        found = await discover(self._config, self._rules, self._machine)
         found = await trio.to_thread.run_sync(partial(self._known.compare, found, remember=True))
         self._say(self._inventory, found)
         self._inventory = found
@@ -111,16 +118,20 @@ class Hardware:
             if self._config.root == "/":
                 nursery.start_soon(watch, self._kmsg, self._heard)
             while True:
-                with trio.move_on_after(self._config.interval_s):
+                await trio.sleep(self._quiet_s)
+                with trio.move_on_after(self._config.interval_s - self._quiet_s):
                     await self._again.wait()
-                    await trio.sleep(min(SETTLE_S, self._config.interval_s))
+                    await trio.sleep(min(SETTLE_S, self._quiet_s))
                 self._again = trio.Event()
                 before = self.inventory
                 if await self.read() != before:
                     self._changed()
 
     def _heard(self, event: KernelEvent) -> None:
-        self._log.warning("kernel log", kind=event.kind, code=event.code, pci=event.pci_address, text=event.text)
+        self._log.warning(
+            "kernel log", kind=event.kind.value, code=event.code, pci=event.pci_address, text=event.text,
+            meaning=event.meaning or None,
+        )  # fmt: skip
         self.look_again()
 
     def _say(self, before: Inventory | None, now: Inventory) -> None:

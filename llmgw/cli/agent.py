@@ -9,6 +9,7 @@ import socket
 import time
 from collections.abc import Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import click
 import trio
@@ -21,6 +22,11 @@ from llmgw.errors import OperatorError
 from llmgw.hardware.fabric import FabricRule
 from llmgw.hardware.inventory import Inventory
 from llmgw.settings.daemon import Discovery, GpuSource
+
+if TYPE_CHECKING:
+    from llmgw.discovery.machine import Machine
+
+_PATIENCE_S = 2.0
 
 
 @click.group(name="agent", invoke_without_command=True)
@@ -123,8 +129,7 @@ def _harmless(inventory: Inventory) -> bool:
 
 def _read(discovery: Discovery, rules: Sequence[FabricRule], save: Path | None, *, run_programs: bool) -> Inventory:
     from llmgw.discovery.capture import CapturedMachine, Recorder, is_capture
-    from llmgw.discovery.machine import LiveMachine, Machine
-    from llmgw.discovery.probe import discover
+    from llmgw.discovery.machine import LiveMachine
 
     root = Path(discovery.root)
     machine: Machine
@@ -142,11 +147,11 @@ def _read(discovery: Discovery, rules: Sequence[FabricRule], save: Path | None, 
     else:
         machine = LiveMachine(evolve(discovery, nvidia_smi=None))
     if save is None:
-        return trio.run(discover, discovery, rules, machine)
+        return trio.run(_patiently, discovery, rules, machine)
     if save.exists():
         raise OperatorError(f"--save {save}", "exists already", "name a new folder")
     recorder = Recorder(machine, socket.gethostname())
-    found = trio.run(discover, discovery, rules, recorder)
+    found = trio.run(_patiently, discovery, rules, recorder)
     about = {
         "llmgw": __version__,
         "source": found.source,
@@ -159,6 +164,22 @@ def _read(discovery: Discovery, rules: Sequence[FabricRule], save: Path | None, 
     except OSError as failed:
         shutil.rmtree(fresh, ignore_errors=True)
         raise OperatorError(f"--save {save}", f"cannot be written: {failed.strerror}", "") from failed
+    return found
+
+
+async def _patiently(discovery: Discovery, rules: Sequence[FabricRule], machine: Machine) -> Inventory:
+    """Read, and say what is waited for when it takes long."""
+    from llmgw.discovery.probe import discover
+
+    async def say() -> None:
+        await trio.sleep(_PATIENCE_S)
+        limit = f"each program may take {discovery.timeout_s:g} s"
+        click.echo(f"still reading; a driver that hangs is left behind, {limit}", err=True)
+
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(say)
+        found = await discover(discovery, rules, machine)
+        nursery.cancel_scope.cancel(reason="read")
     return found
 
 

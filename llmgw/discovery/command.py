@@ -8,20 +8,24 @@ import subprocess
 from collections.abc import Sequence
 
 import trio
-from attrs import frozen
+from attrs import evolve, field, frozen
 
 MAX_OUTPUT_BYTES = 16 * 1024 * 1024
-_REAP_S = 1.0
+_REAP_S = 0.5
 
 
 @frozen
 class Ran:
-    """How a program ended. ``code`` is ``None`` when it was still running at its limit, negative for a signal."""
+    """How a program ended. ``code`` is ``None`` when it was still running at its limit, negative for a signal.
+
+    ``left`` is the process when not even SIGKILL ended it in time: it hangs in the kernel.
+    """
 
     argv: tuple[str, ...]
     code: int | None
     stdout: str
     stderr: str
+    left: trio.Process | None = field(default=None, eq=False, repr=False)
 
     @property
     def said(self) -> str:
@@ -45,9 +49,9 @@ async def run(argv: Sequence[str], timeout_s: float) -> Ran:
         env=env,
         start_new_session=True,
     )
+    out, err = bytearray(), bytearray()
     # No checkpoint between the start and this try: a cancelled caller must still reach the clean-up.
     try:
-        out, err = bytearray(), bytearray()
         with trio.move_on_after(timeout_s):
             async with trio.open_nursery() as nursery:
                 assert process.stdout is not None
@@ -55,7 +59,7 @@ async def run(argv: Sequence[str], timeout_s: float) -> Ran:
                 nursery.start_soon(_collect, process.stdout, out)
                 nursery.start_soon(_collect, process.stderr, err)
                 await process.wait()
-        return Ran(tuple(argv), process.returncode, out.decode(errors="replace"), err.decode(errors="replace"))
+        ran = Ran(tuple(argv), process.returncode, out.decode(errors="replace"), err.decode(errors="replace"))
     finally:
         if process.returncode is None:
             try:
@@ -67,6 +71,7 @@ async def run(argv: Sequence[str], timeout_s: float) -> Ran:
         for pipe in (process.stdout, process.stderr):
             if pipe is not None:
                 await trio.aclose_forcefully(pipe)
+    return ran if process.returncode is not None else evolve(ran, left=process)
 
 
 async def _collect(stream: trio.abc.ReceiveStream, into: bytearray) -> None:

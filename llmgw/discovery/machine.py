@@ -12,6 +12,8 @@ import sys
 from pathlib import Path
 from typing import Protocol
 
+import trio
+
 from llmgw.discovery.command import Ran, run
 from llmgw.discovery.faults import DiscoveryError
 from llmgw.discovery.host import read_host
@@ -47,12 +49,16 @@ class Machine(Protocol):
 
 
 class LiveMachine:
-    """The machine that this process runs on, or a folder with programs of its own that stands in for one."""
+    """The machine that this process runs on, or a folder with programs of its own that stands in for one.
+
+    Keep one: it remembers what hangs.
+    """
 
     def __init__(self, config: Discovery) -> None:
         self._config = config
         self._root = Path(config.root)
         self._reader = DiskReader()
+        self._left: dict[str, trio.Process] = {}
 
     @property
     def root(self) -> Path:
@@ -69,13 +75,38 @@ class LiveMachine:
         return read_host(self._root, self._reader)
 
     async def ask(self, program: str, *args: str) -> Ran:
-        """See :class:`Machine`. Each run is bounded by ``discovery.timeout_s``."""
+        """See :class:`Machine`. Each run is bounded by ``discovery.timeout_s``.
+
+        While an earlier run hangs in the kernel no other one is started: each would hang there as well, for ever.
+        """
+        self.refuse_while_stuck(program)
         argv = (*self._argv(program), *args)
         try:
-            return await run(argv, self._config.timeout_s)
+            ran = await run(argv, self._config.timeout_s)
         except OSError as failed:
             remedy = "check discovery.nvidia_smi" if program == "nvidia-smi" else ""
             raise DiscoveryError("not-runnable", argv[0], f"cannot be run: {failed.strerror}", remedy) from failed
+        if ran.left is not None:
+            self.left(program, ran.left)
+        return ran
+
+    def left(self, program: str, process: trio.Process) -> None:
+        """Remember a process of this program that could not be ended."""
+        self._left[program] = process
+
+    def refuse_while_stuck(self, program: str) -> None:
+        """Raise :class:`DiscoveryError` while a process of this program that could not be ended is still there."""
+        process = self._left.get(program)
+        if process is None:
+            return
+        if process.poll() is None:
+            raise DiscoveryError(
+                "stuck",
+                program,
+                f"an earlier run (pid {process.pid}) hangs in the driver and cannot be ended",
+                "look for Xid lines in the kernel log, then reboot",
+            )
+        del self._left[program]
 
     def _argv(self, program: str) -> tuple[str, ...]:
         if program == "nvidia-smi" and self._config.nvidia_smi is not None:

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import itertools
 import os
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
@@ -11,6 +12,8 @@ from attrs import evolve
 
 from fakes.machines import MACHINES, render, write_state
 from llmgw.agent.hardware import Hardware, Known
+from llmgw.discovery.faults import DiscoveryError
+from llmgw.discovery.machine import LiveMachine
 from llmgw.errors import OperatorError
 from llmgw.hardware.known import known_cards
 from llmgw.settings.daemon import Discovery, GpuSource
@@ -19,13 +22,13 @@ from llmgw.settings.daemon import Discovery, GpuSource
 class Node:
     """A node's hardware as its agent holds it, with every change that was told."""
 
-    def __init__(self, folder: Path, machine: str, interval_s: float) -> None:
+    def __init__(self, folder: Path, machine: str, interval_s: float, quiet_s: float = 0.01) -> None:
         self.root = folder / "machine"
         render(MACHINES[machine], self.root)
         self.changes = 0
         self._changed = trio.Event()
         discovery = Discovery(GpuSource.NVIDIA_SMI, str(self.root), interval_s=interval_s)
-        self.hardware = Hardware(discovery, (), folder, self._count)
+        self.hardware = Hardware(discovery, (), folder, self._count, quiet_s=quiet_s)
 
     def _count(self) -> None:
         self.changes += 1
@@ -38,8 +41,10 @@ class Node:
 
 
 @asynccontextmanager
-async def node(folder: Path, machine: str = "l40s-2", interval_s: float = 1000) -> AsyncIterator[Node]:
-    made = Node(folder, machine, interval_s)
+async def node(
+    folder: Path, machine: str = "l40s-2", interval_s: float = 1000, quiet_s: float = 0.01
+) -> AsyncIterator[Node]:
+    made = Node(folder, machine, interval_s, quiet_s)
     await made.hardware.read()
     async with trio.open_nursery() as nursery:
         nursery.start_soon(made.hardware.run)
@@ -54,8 +59,7 @@ async def test_it_is_read_again_on_a_timer(tmp_path: Path) -> None:
         assert [f.code for f in it.hardware.inventory.devices[0].faults] == ["ecc-uncorrected"]
 
 
-async def test_an_event_reads_it_soon(tmp_path: Path, autojump_clock: trio.testing.MockClock) -> None:
-    autojump_clock.autojump_threshold = 0.5  # programs run in real time
+async def test_an_event_reads_it_soon(tmp_path: Path) -> None:
     async with node(tmp_path) as it:
         write_state(it.root, {1: {"lost": True}})
         it.hardware.look_again()
@@ -131,3 +135,30 @@ async def test_the_kernel_log_of_another_machine_is_not_listened_to(tmp_path: Pa
         with pytest.raises(OSError, match="No such device"):
             os.open(fifo, os.O_WRONLY | os.O_NONBLOCK)
         nursery.cancel_scope.cancel()
+
+
+async def test_between_two_readings_there_is_time(tmp_path: Path) -> None:
+    """A reading that makes the kernel write about it must not lead to reading without end; no event is lost."""
+    async with node(tmp_path, quiet_s=0.4) as it:
+        read_at = [trio.current_time()]
+        for n in range(3):
+            write_state(it.root, {0: {"ecc": n + 1}})
+            it.hardware.look_again()
+            await it.change()
+            read_at.append(trio.current_time())
+        assert all(b - a >= 0.4 for a, b in itertools.pairwise(read_at))
+
+
+async def test_while_a_program_cannot_be_ended_no_other_is_started(tmp_path: Path) -> None:
+    """Processes that hang in the kernel survive SIGKILL; one that merely lives stands in for them."""
+    it = Node(tmp_path, "l40s-2", 1000)
+    machine = LiveMachine(Discovery(GpuSource.NVIDIA_SMI, str(it.root)))
+    assert (await machine.ask("nvidia-smi", "-L")).code == 0
+    process = await trio.lowlevel.open_process(["sleep", "1000"])
+    machine.left("nvidia-smi", process)
+    with pytest.raises(DiscoveryError, match=f"pid {process.pid}"):
+        await machine.ask("nvidia-smi", "-L")
+    assert (await machine.ask("ip", "-j", "addr", "show")).code == 0
+    process.kill()
+    await process.wait()
+    assert (await machine.ask("nvidia-smi", "-L")).code == 0

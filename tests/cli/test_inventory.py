@@ -171,3 +171,12 @@ def test_wrong_use(args: tuple[str, ...], said: str) -> None:
     done = llmgw(*args)
     assert done.returncode == 2
     assert said in done.stderr
+
+
+def test_what_takes_long_is_said(tmp_path: Path) -> None:
+    render(MACHINES["l40s-2"], tmp_path / "m")
+    write_state(tmp_path / "m", program="hang")
+    done = llmgw(config=agent_yaml(tmp_path, "discovery: {root: m, source: nvml, timeout_s: 3}\n"))
+    assert done.returncode == 1
+    assert "still reading" in done.stderr
+    assert "did not answer within 3 s" in done.stdout

@@ -7,6 +7,7 @@ import pytest
 import trio
 from attrs import asdict, evolve
 from hypothesis import example, given, settings
+from hypothesis import strategies as st
 
 from fakes.machines import MACHINES, Card, Machine
 from fakes.machines.description import as_json
@@ -200,3 +201,28 @@ def test_a_process_that_did_not_read_says_why(answer: Ran, code: str) -> None:
         nvml_process.parse(answer, 1)
     assert caught.value.code == code
     assert caught.value.reason
+
+
+plain = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.text(max_size=8),
+    lambda inner: (
+        st.lists(inner, max_size=3)
+        | st.dictionaries(
+            st.sampled_from(
+                ["reading", "error", "code", "said", "driver", "cards", "pairs", "version", "index", "health"]
+            ),
+            inner,
+            max_size=4,
+        )
+    ),
+    max_leaves=12,
+)
+
+
+@given(plain | st.binary(max_size=40).map(lambda b: b.decode(errors="replace")), st.none() | st.integers(-20, 20))
+def test_whatever_the_process_prints_is_a_reading_or_our_error(said: object, code: int | None) -> None:
+    try:
+        nvml_process.parse(ran(said, code), 1)
+    except DiscoveryError as failed:
+        assert failed.code
+        assert failed.reason
