@@ -115,11 +115,26 @@ def inventory(
 
         click.echo(json.dumps(converter().unstructure(found), indent=2))
     else:
-        show_inventory(found)
+        show_inventory(found, {} if config is None or root is not None else _shards(Path(config.state_dir)))
         if save is not None:
             click.echo(f"\nsaved in {save}; read it with: llmgw agent inventory --root {save}")
     if found.source == "none" and discovery.source is not GpuSource.NONE and not _harmless(found):
         ctx.exit(1)
+
+
+def _shards(state_dir: Path) -> dict[str, str]:
+    """The shards of this node that have not ended, by the UUIDs of their devices; none where they may not be read."""
+    from llmgw.agent import records
+
+    made: dict[str, str] = {}
+    try:
+        for folder in records.folders(state_dir / "shards"):
+            if records.end(folder) is None:
+                record = records.read(folder)
+                made |= dict.fromkeys(record.uuids, record.shard)
+    except (OSError, OperatorError):
+        return made
+    return made
 
 
 def _harmless(inventory: Inventory) -> bool:

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 import click
 
 from llmgw.cli.terminal import table
+from llmgw.hardware.health import stranger
 from llmgw.hardware.inventory import Adapter, Device, Fabric, Fault, Inventory, Relation
 
 
@@ -27,8 +30,10 @@ def _load(device: Device) -> str:
     return ", ".join(part for part in parts if part)
 
 
-def _device_state(device: Device) -> str:
-    return "; ".join(f.reason for f in device.faults) or "healthy"
+def _state(device: Device, shard: str | None) -> str:
+    held = stranger(device, ours=shard is not None)
+    said = [f.reason for f in device.faults] + ([held.reason] if held is not None else [])
+    return "; ".join(said) or (f"runs {shard}" if shard is not None else "healthy")
 
 
 def _near(device: Device) -> str:
@@ -78,8 +83,8 @@ def _nvlink(inventory: Inventory, domain: tuple[int, ...]) -> str:
     return f"  {', '.join(f'gpu-{number}' for number in domain)}, {each} links between two"
 
 
-def show_inventory(inventory: Inventory) -> None:
-    """Print what the node has, what is wrong with it, and how it was read."""
+def show_inventory(inventory: Inventory, shards: Mapping[str, str]) -> None:
+    """Print what the node has, what is wrong with it, and how it was read. ``shards`` run on devices, by UUID."""
     host = inventory.host
     if inventory.simulated:
         click.echo(f"SIMULATED MACHINE: {inventory.simulated} (the host below is real)\n")
@@ -93,7 +98,7 @@ def show_inventory(inventory: Inventory) -> None:
     if inventory.devices:
         rows = [
             [d.label, d.device_class, _memory(d), d.pci_address, "" if d.numa_node is None else str(d.numa_node),
-             _near(d), _load(d), _device_state(d)]
+             _near(d), _load(d), _state(d, shards.get(d.uuid))]
             for d in inventory.devices
         ]  # fmt: skip
         table(["DEVICE", "CLASS", "MEMORY USED", "PCI", "NUMA", "NEAREST ADAPTERS", "LOAD", "STATE"], rows)

@@ -5,9 +5,10 @@ from __future__ import annotations
 from collections import Counter
 from typing import Any
 
+from llmgw.hardware.health import stranger
 from llmgw.hardware.inventory import Device, Fault, Inventory
 from llmgw.scheduler.explain import Unplaced
-from llmgw.scheduler.state import ClusterState, Node, NodeState
+from llmgw.scheduler.state import ClusterState, Node, NodeState, placed_on
 from llmgw.scheduler.summary import model_views, replica_views
 from llmgw.settings.document import Settings
 from llmgw.store.api import StoredDecision
@@ -21,6 +22,7 @@ def _fault(fault: Fault) -> Json:
 
 
 def _device(device: Device, holder: str | None) -> Json:
+    held = stranger(device, ours=holder is not None)
     return {
         "number": device.number,
         "label": device.label,
@@ -29,7 +31,10 @@ def _device(device: Device, holder: str | None) -> Json:
         "device_class": device.device_class,
         "total_mib": device.total_mib,
         "used_mib": device.used_mib,
-        "faults": [_fault(f) for f in device.faults],
+        "faults": [_fault(f) for f in (*device.faults, *((held,) if held is not None else ()))],
+        "temperature_c": device.load.temperature_c,
+        "power_w": device.load.power_w,
+        "utilization_percent": device.load.utilization_percent,
         "shard": holder,
     }
 
@@ -49,13 +54,28 @@ def inventory_view(inventory: Inventory) -> Json:
             {"name": a.name, "kind": a.kind.value, "ports": [{"number": p.number, "state": p.state} for p in a.ports]}
             for a in inventory.adapters
         ],
-        "fabrics": [f.label for f in inventory.fabrics],
+        "fabrics": [
+            {
+                "label": f.label,
+                "kind": f.kind.value,
+                "ports": [f"{p.adapter}:{p.port}" for p in f.ports],
+                "faults": [_fault(fault) for fault in f.faults],
+            }
+            for f in inventory.fabrics
+        ],
+        "nvlink_domains": [list(domain) for domain in inventory.nvlink_domains],
         "warnings": [_fault(f) for f in inventory.warnings],
     }
 
 
 def _holders(state: ClusterState, node: str) -> dict[int, str]:
-    return {d: s.shard for r in state.replicas for s in r.shards if s.node == node for d in s.devices}
+    """Which shard has which device: as a row says, or as its agent reports what no row knows of yet."""
+    here = state.node(node)
+    made: dict[int, str] = {}
+    for report in here.reports if here is not None else ():
+        if here is not None and not report.state.ended:
+            made |= dict.fromkeys(placed_on(here.inventory, report.devices, report.uuids), report.shard)
+    return made | {d: s.shard for r in state.replicas for s in r.shards if s.node == node for d in s.devices}
 
 
 def node_view(node: Node, state: ClusterState) -> Json:

@@ -12,8 +12,11 @@ import pytest
 from attrs import evolve
 
 from fakes.machines import MACHINES, render, write_state
+from fakes.machines.description import gpu_uuid
+from llmgw.agent.records import Record, write
 from llmgw.cli.schema import json_schema
 from llmgw.hardware.inventory import Inventory
+from llmgw.settings.catalog import EngineKind, Profile
 
 DOCS = Path(__file__).resolve().parents[2] / "docs"
 
@@ -180,3 +183,21 @@ def test_what_takes_long_is_said(tmp_path: Path) -> None:
     assert done.returncode == 1
     assert "still reading" in done.stderr
     assert "did not answer within 3 s" in done.stdout
+
+
+def test_memory_of_a_stranger_and_of_a_shard_of_this_node(tmp_path: Path) -> None:
+    render(MACHINES["l40s-2"], tmp_path / "m")
+    write_state(tmp_path / "m", {n: {"processes": [[4711 + n, "/usr/bin/python3", 20000]]} for n in range(2)})
+    config = agent_yaml(tmp_path, "discovery: {root: m}\n")
+    shown = llmgw(config=config).stdout
+    assert "gpu-0 holds 20 GiB by pid 4711 python3" in shown
+    profile = Profile("p", EngineKind.VLLM, "/w", ("l40s-45g",))
+    uuid = gpu_uuid(MACHINES["l40s-2"], 0)
+    record = Record(
+        "c", "m-1", "m-1.0", 1, 0, "m", profile, "d", (0,), ("x",), "h", 1, "m", "/h", "/m", 1.0, "b", 0.0, uuids=(uuid,)
+    )  # fmt: skip
+    write(tmp_path / "state/shards/m-1.0-g1", record)
+    shown = llmgw(config=config).stdout
+    assert "runs m-1.0" in shown
+    assert "gpu-0 holds" not in shown
+    assert "gpu-1 holds 20 GiB by pid 4712 python3" in shown
