@@ -172,6 +172,127 @@ def test_nvlink_status() -> None:
     assert parse_nvlink_status("") == ()
 
 
+HEADER = "\tGPU0\tGPU1\tNIC0\tCPU Affinity\tNUMA Affinity\tGPU NUMA ID\n"
+ROWS = ["GPU0\t X \tNV4\tSYS\t0-3\t0\t\tN/A\n", "GPU1\tNV4\t X \tPIX\t4-7\t1\t\tN/A\n"]
+ADAPTER = "NIC0\tSYS\tPIX\t X \t\t\t\t\n"
+NAMES = "\nNIC Legend:\n\n  NIC0: mlx5_0\n"
+SMALL = HEADER + "".join(ROWS) + ADAPTER + NAMES
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "said"),
+    [
+        ("NV4\tSYS\t0-3", "NV4\tNV4\tSYS\t0-3", "its row GPU0 has more cells"),
+        ("NV4\tSYS\t0-3", "NV4\tSYS\tSYS\t0-3", "its row GPU0 has more cells"),
+        ("NV4\tSYS\t0-3", "\tNV4\tSYS\t0-3", "its row GPU0 has more cells"),
+        ("NV4\tSYS\t0-3", "NV4\t0-3", "its cell GPU0, NIC0 is '0-3'"),
+        ("0-3\t0\t\tN/A\n", "0-3\t0N/A\n", "the affinities of its row GPU0"),
+        ("0-3\t0\t\tN/A\n", "0-\n", "the affinities of its row GPU0"),
+        ("0-3\t0\t\tN/A\n", "0-3\n", "its row GPU0 ends early"),
+        ("0-3\t0\t\tN/A\n", "0-3\t0\t\t\n", "its row GPU0 ends early"),
+        ("0-3\t0\t\tN/A\n", "0-3\t0\t1\tN/A\n", "its row GPU0 has more cells"),
+        ("0-3", "0-99999999", "the affinities of its row GPU0"),
+        ("NIC0\tSYS\tPIX", "NIC0\tPIX\tPIX", "GPU0 to NIC0 is SYS, and PIX the other way"),
+        ("NIC0\tSYS\tPIX", "NIC0\tSYSPIX", "its cell NIC0, GPU0 is 'SYSPIX'"),
+        (ADAPTER, ADAPTER + ADAPTER, "its row NIC0 is there twice"),
+        ("NIC0: mlx5_0\n", "NIC0: mlx5_0\n  NIC0: mlx5_1\n", "names NIC0 twice"),
+        ("\tNIC0\tCPU", "\tNIC0\tNIC0\tCPU", "its header names a column twice"),
+        ("\tNIC0\tCPU", "\tmlx5\x00\tCPU", "its header has a column 'mlx5"),
+        ("\tGPU0\t", "".join(f"\tGPU{n}" for n in range(600)) + "\t", "more columns than it can have"),
+    ],
+)
+def test_cells_are_never_shifted(old: str, new: str, said: str) -> None:
+    assert parse_topo(SMALL).adapters == {(0, "mlx5_0"): R.SYS, (1, "mlx5_0"): R.PIX}
+    with pytest.raises(DiscoveryError) as caught:
+        parse_topo(SMALL.replace(old, new, 1))
+    assert (caught.value.code, said in caught.value.reason) == ("malformed", True), caught.value.reason
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "gpu"),
+    [
+        ("0-3\t0\t\tN/A", "0-3\t\t1\t\tN/A", TopoGpu(0, "0-3", 1)),
+        ("0-3\t0\t\tN/A", "\t\t\tN/A", TopoGpu(0)),
+        ("0-3\t0\t\tN/A", "\t1\t\tN/A", TopoGpu(0, "", 1)),
+        ("0-3\t0\t\tN/A", "N/A\tN/A\t\tN/A", TopoGpu(0)),
+        ("0-3\t0\t\tN/A", "0-3\t0,2-9\t\t2", TopoGpu(0, "0-3")),
+        ("GPU NUMA ID\n", "Something New\n", TopoGpu(0)),
+    ],
+)
+def test_affinities_are_read_from_their_own_cells_or_not_at_all(old: str, new: str, gpu: TopoGpu) -> None:
+    found = parse_topo(SMALL.replace(old, new, 1))
+    assert found.gpus[0] == gpu
+    assert found.links == parse_topo(SMALL).links
+
+
+def test_an_empty_cell_between_blanks_leaves_the_affinities_unknown() -> None:
+    text = "     GPU0  CPU Affinity  NUMA Affinity  GPU NUMA ID\nGPU0  X    1  N/A\n"
+    assert parse_topo(text).gpus == (TopoGpu(0),)
+
+
+def test_a_column_without_a_name_is_no_adapter() -> None:
+    assert parse_topo(SMALL.removesuffix(NAMES)).adapters == {}
+    assert parse_topo(SMALL.removesuffix("0\n")).adapters == {}, "a name that was cut is another adapter's"
+    twice = "\tGPU0\tNIC0\tNIC1\nGPU0\tX\tPIX\tSYS\n\n  NIC0: a\n  NIC1: a\n"
+    with pytest.raises(DiscoveryError, match="same adapter"):
+        parse_topo(twice)
+
+
+def test_an_adapter_has_no_nvlink() -> None:
+    with pytest.raises(DiscoveryError, match="its cell GPU0, NIC0 is NV4, and an adapter has no NVLink"):
+        parse_topo(SMALL.replace(ADAPTER, "").replace("NV4\tSYS", "NV4\tNV4"))
+
+
+@given(topos(cpus=True), st.sampled_from([True, False]), st.data())
+def test_a_cut_matrix_is_refused_or_has_every_link(topo: Topo, tabs: bool, data: st.DataObject) -> None:
+    text = render(topo, escape="after", tabs=tabs, legend=True, tail=3)
+    try:
+        found = parse_topo(text[: data.draw(st.integers(0, len(text)))])
+    except DiscoveryError:
+        return
+    assert found.links == topo.links
+    assert found.adapters.items() <= topo.adapters.items()
+    assert all(a == b or a == TopoGpu(b.index) for a, b in zip(found.gpus, topo.gpus, strict=True))
+
+
+def test_the_links_of_a_card_are_all_told_or_none() -> None:
+    text = (
+        "GPU 0: A (UUID: GPU-a)\n\t Link 0: 25 GB/s\n\t Link 1: N/A\n\t Link 2: 25 GB/s\n"
+        "GPU 1: B (UUID: GPU-b)\n\t Link 0: 25 GB/s\n"
+        "GPU 2: cut (UUI\n\t Link 0: <inactive>\n\t Link 1: 25 GB/s\n"
+        "GPU 3: D (UUID: GPU-d)\n\t Link 0: 25 GB/s\n\t Link 2: 25 GB/s\n"
+        "GPU 4: E (UUID: GPU-e)\nThis kind of card has none\n"
+    )
+    assert [(c.index, c.links, c.note) for c in parse_nvlink_status(text)] == [
+        (0, (), "Link 1: N/A"), (1, (25.0,), ""), (3, (), "some of its links are missing"),
+        (4, (), "This kind of card has none"),
+    ]  # fmt: skip
+    with pytest.raises(DiscoveryError, match="shows GPU 1 twice"):
+        parse_nvlink_status(text + "GPU 1: B (UUID: GPU-b)\n")
+    with pytest.raises(DiscoveryError, match="longer than it can be"):
+        parse_nvlink_status("x" * 5_000_000)
+
+
+@given(st.text(max_size=80), st.integers(0, 200), st.integers(0, 200))
+def test_any_noise_in_a_list_of_links_gives_our_error_or_cards(noise: str, at: int, cut: int) -> None:
+    text = "GPU 0: A (UUID: GPU-a)\n" + "".join(f"\t Link {n}: 25 GB/s\n" for n in range(9))
+    try:
+        found = parse_nvlink_status(text[:at] + noise + text[at + cut :])
+    except DiscoveryError:
+        return
+    assert all(c.links == () or c.note == "" for c in found)
+
+
+def test_a_matrix_of_megabytes_takes_no_time() -> None:
+    many = range(500)
+    began = time.process_time()
+    parse_topo(
+        "".join(f"\tGPU{n}" for n in many)
+        + "".join(f"\nGPU{n}" + "".join("\tX" if n == m else "\tSYS" for m in many) for n in many)
+    )
+    assert time.process_time() - began < 3
+
+
 TOPOS: dict[str, tuple[int, set[tuple[str, int]]] | str] = {
     "gpu/topo/mleng-8xh100-nv18.txt": (8, {("nvlink", 18)}),
     "gpu/topo/mleng-8xa100-nv12.txt": (8, {("nvlink", 12)}),
