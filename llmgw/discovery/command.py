@@ -11,6 +11,8 @@ import trio
 from attrs import evolve, field, frozen
 
 MAX_OUTPUT_BYTES = 16 * 1024 * 1024
+_KEPT = ("PATH", "LD_LIBRARY_PATH")
+"""All of our environment that a program gets: some images have the driver's libraries in a folder of their own."""
 _REAP_S = 0.5
 
 
@@ -40,13 +42,13 @@ async def run(argv: Sequence[str], timeout_s: float) -> Ran:
     The program gets a process group of its own, which is killed as a whole at the limit and when this call is
     cancelled: `nvidia-smi` can hang for ever in the driver, and must not keep us.
     """
-    env = {"LC_ALL": "C", "PATH": os.environ.get("PATH", "/usr/bin:/bin")}
+    env = {name: os.environ[name] for name in _KEPT if name in os.environ}
     process = await trio.lowlevel.open_process(
         list(argv),
         stdin=subprocess.DEVNULL,
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
-        env=env,
+        env={"PATH": "/usr/bin:/bin", **env, "LC_ALL": "C"},
         start_new_session=True,
     )
     out, err = bytearray(), bytearray()

@@ -22,8 +22,11 @@ from llmgw.hardware.inventory import Host
 from llmgw.settings.daemon import Discovery
 
 _BELOW_ROOT = {"nvidia-smi": "usr/bin/nvidia-smi", "nvml": "usr/libexec/llmgw-nvml", "ip": "usr/sbin/ip"}
-_MORE_PLACES = ("/usr/bin", "/usr/sbin", "/sbin", "/usr/lib/wsl/lib", "/opt/bin", "/run/nvidia/driver/usr/bin")
-"""Where programs lie that a daemon's ``PATH`` may not have: WSL2, and hosts with the driver in a container."""
+_MORE_PLACES = (
+    "/usr/bin", "/usr/sbin", "/sbin", "/usr/lib/wsl/lib", "/opt/bin", "/usr/local/nvidia/bin",
+    "/run/nvidia/driver/usr/bin",
+)  # fmt: skip
+"""Where programs lie that a daemon's ``PATH`` may not have: WSL2, and hosts with the driver in a folder of its own."""
 
 
 class Machine(Protocol):

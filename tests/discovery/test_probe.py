@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import json
+import os
 import time
 from pathlib import Path
 
@@ -262,3 +263,15 @@ async def test_a_flood_of_output_is_bounded() -> None:
     assert ran.code == 0
     assert len(ran.stdout) == 16 * 1024 * 1024
     assert ran.stderr == "end\n"
+
+
+async def test_a_program_gets_nothing_of_our_environment_but_where_things_lie(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("LLMGW_SECRET", "sk-1")
+    monkeypatch.setenv("LC_ALL", "de_DE.UTF-8")
+    monkeypatch.setenv("LD_LIBRARY_PATH", "/usr/local/nvidia/lib64")
+    ran = await run(("/usr/bin/env",), 20)
+    assert set(ran.stdout.splitlines()) == {
+        f"PATH={os.environ['PATH']}",
+        "LC_ALL=C",
+        "LD_LIBRARY_PATH=/usr/local/nvidia/lib64",
+    }
