@@ -275,3 +275,18 @@ async def test_a_program_gets_nothing_of_our_environment_but_where_things_lie(mo
         "LC_ALL=C",
         "LD_LIBRARY_PATH=/usr/local/nvidia/lib64",
     }
+
+
+async def test_a_display_of_the_board_is_no_gpu(tmp_path: Path) -> None:
+    """Servers have a VGA function of their management controller on the bus, and some have another vendor's GPU."""
+    render(MACHINES["none"], tmp_path)
+    for address, kind, vendor in (
+        ("0000:03:00.0", "0x030000", "0x1a03"),
+        ("0000:04:00.0", "0x030200", "0x1002"),
+        ("0000:05:00.0", "0x020000", "0x10de"),
+    ):
+        function = tmp_path / "sys/bus/pci/devices" / address
+        function.mkdir(parents=True)
+        (function / "class").write_text(f"{kind}\n")
+        (function / "vendor").write_text(f"{vendor}\n")
+    assert codes(await read(tmp_path)) == ["no-gpu"]
