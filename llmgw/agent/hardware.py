@@ -142,7 +142,8 @@ class Hardware:
         for (device, fault), remedy in new.items():
             if (device, fault) not in old:
                 what = "device is out" if device else "hardware"
-                self._log.warning(what, device=device or None, code=fault[0], reason=fault[1], remedy=remedy)
+                write = self._log.error if fault[0] == "nvml-failed" else self._log.warning
+                write(what, device=device or None, code=fault[0], reason=fault[1], remedy=remedy)
         for device, fault in old:
             if (device, fault) not in new:
                 self._log.info("no longer so", device=device or None, code=fault[0], reason=fault[1])

@@ -4,8 +4,9 @@ import json
 
 import pytest
 
+from llmgw.hardware.fabric import FabricRule, LinkLayer
 from llmgw.settings.catalog import EngineKind
-from llmgw.settings.daemon import Address
+from llmgw.settings.daemon import Address, GpuSource
 from llmgw.settings.faults import ConfigError
 from llmgw.settings.load import kind_of, load_agent, load_server, load_settings
 
@@ -202,6 +203,60 @@ def test_agent() -> None:
 def test_agent_faults(old: str, new: str, said: str) -> None:
     with pytest.raises(ConfigError) as caught:
         load_agent(AGENT.replace(old, new), "agent.yaml", "/etc")
+    assert any(said in str(f) for f in caught.value.faults), caught.value
+
+
+DISCOVERY = """\
+discovery: {source: nvidia-smi, interval_s: 30}
+fabrics:
+  rack-1: {link_layer: infiniband}
+  rails: {subnets: [10.30.0.0/16], link_layer: ethernet}
+  storage: {adapters: ["mlx5_8:1", mlx5_9]}
+  one: {adapters: mlx5_0, subnets: 10.1.0.0/16}
+"""
+
+
+def test_discovery_and_fabrics() -> None:
+    config = load_agent(AGENT + DISCOVERY, "agent.yaml", "/etc")
+    assert (config.discovery.source, config.discovery.interval_s) == (GpuSource.NVIDIA_SMI, 30)
+    assert config.fabrics == (
+        FabricRule("rack-1", link_layer=LinkLayer.INFINIBAND),
+        FabricRule("rails", link_layer=LinkLayer.ETHERNET, subnets=("10.30.0.0/16",)),
+        FabricRule("storage", adapters=("mlx5_8:1", "mlx5_9")),
+        FabricRule("one", adapters=("mlx5_0",), subnets=("10.1.0.0/16",)),
+    )
+    assert load_agent(f"{AGENT}discovery: none\n", "agent.yaml", "/etc").discovery.source is GpuSource.NONE
+    assert load_agent(AGENT, "agent.yaml", "/etc").discovery.source is GpuSource.AUTO
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "said"),
+    [
+        (
+            "source: nvidia-smi",
+            "source: magic",
+            "discovery.source: expected one of auto, nvml, nvidia-smi, none, found the text 'magic'",
+        ),
+        ("{source: nvidia-smi, interval_s: 30}", "magic", "expected one of auto, nvml, nvidia-smi, none"),
+        ("{source: nvidia-smi, interval_s: 30}", "[nvml]", "discovery: expected a mapping, found a list"),
+        ("link_layer: infiniband", "link_layer: ib", "fabrics.rack-1.link_layer: expected one of infiniband, ethernet"),
+        (
+            "link_layer: infiniband",
+            "linklayer: infiniband",
+            "fabrics.rack-1.linklayer: unknown key (did you mean link_layer?)",
+        ),
+        ("{link_layer: infiniband}", "{}", "fabrics.rack-1: says nothing about which ports it has"),
+        ("link_layer: infiniband", "label: x", "fabrics.rack-1.label: unknown key"),
+        ("10.30.0.0/16", "10.30.0.0/99", "fabrics.rails.subnets[0]: '10.30.0.0/99' is not a network"),
+        ("10.30.0.0/16", "10.30.0.1/16", "has host bits set"),
+        ("mlx5_9", '"mlx5_*"', "fabrics.storage.adapters[1]: 'mlx5_*' is not an adapter's name"),
+        ("mlx5_9", "mlx5_8:1", "fabrics.storage.adapters[1]: mlx5_8:1 stands here twice"),
+        ("rack-1:", '"rack 1":', "is not a label"),
+    ],
+)
+def test_discovery_and_fabric_faults(old: str, new: str, said: str) -> None:
+    with pytest.raises(ConfigError) as caught:
+        load_agent(AGENT + DISCOVERY.replace(old, new, 1), "agent.yaml", "/etc")
     assert any(said in str(f) for f in caught.value.faults), caught.value
 
 
