@@ -11,6 +11,7 @@ import re
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from functools import lru_cache
+from itertools import combinations
 
 from attrs import field, frozen
 
@@ -54,6 +55,13 @@ class MigProfile:
     def media(self) -> bool:
         """Whether it takes the card's media extension, of which there is one."""
         return "+me" in self.name
+
+    def excludes(self, other: MigProfile) -> bool:
+        """Whether the two want the same media engines: ``+me.all`` takes every one, so beside it only ``-me`` fits
+        (the DEC, ENC and JPEG columns of `nvidia-smi mig -lgip`: four of the card's four)."""
+        if self.media and other.media:
+            return True
+        return any(a.name.endswith("+me.all") and not b.name.endswith("-me") for a, b in ((self, other), (other, self)))
 
 
 @frozen
@@ -111,7 +119,6 @@ def _free(card: MigCard, placed: tuple[Placed, ...], name: str) -> tuple[int, ..
     taken: set[int] = set()
     slices = 0
     same = 0
-    media = 0
     for item in placed:
         other = card.profile(item.profile)
         if other is None:
@@ -119,8 +126,10 @@ def _free(card: MigCard, placed: tuple[Placed, ...], name: str) -> tuple[int, ..
         taken.update(range(item.start, item.start + other.size))
         slices += other.slices
         same += other is profile
-        media += other.media
-    if same >= profile.limit or slices + profile.slices > card.slices or (media and profile.media):
+        # Up to the limit of its own profile, an instance never stands in the way of its like by its engines.
+        if other is not profile and profile.excludes(other):
+            return ()
+    if same >= profile.limit or slices + profile.slices > card.slices:
         return ()
     return tuple(s for s in profile.starts if taken.isdisjoint(range(s, s + profile.size)))
 
@@ -147,6 +156,11 @@ def arrange(card: MigCard, names: Iterable[str]) -> tuple[Placed, ...] | None:
     if len(known) != len(wanted) or sum(p.slices for p in known) > card.slices:
         return None
     if sum(p.size for p in known) > card.grid:
+        return None
+    # What no placement can mend, before places are tried one after another.
+    if any(count > p.limit for p, count in Counter(known).items()):
+        return None
+    if any(a.excludes(b) for a, b in combinations(set(known), 2)):
         return None
     # The largest first: it has the fewest places.
     return _arrange(card, tuple(sorted(known, key=lambda p: (-p.size, -p.slices, p.name))), ())
@@ -219,7 +233,7 @@ def parent_class(product: str, instances: Iterable[tuple[str, int | None]]) -> s
 def _could_be(profile: MigProfile | None, mib: int | None) -> bool:
     if profile is None or mib is None or profile.memory_mib is None:
         return profile is not None
-    return abs(profile.memory_mib - mib) <= profile.memory_mib // 50
+    return abs(profile.memory_mib - mib) <= profile.memory_mib // 25
 
 
 @frozen
@@ -280,7 +294,7 @@ _RTX_PRO_6000 = MigCard(
     tuple(
         MigProfile(f"{slices}g.{gb}gb{suffix}", number, slices, 3 * slices, starts, limit, mib)
         for slices, gb, mib, starts, kinds in (
-            (1, 24, 24192, (0, 3, 6, 9),
+            (1, 24, None, (0, 3, 6, 9),
              (("", 14, 4), ("+me", 21, 1), ("+gfx", 47, 4), ("+me.all", 65, 1), ("-me", 67, 4))),
             (2, 48, 48512, (0, 6), (("", 5, 2), ("+gfx", 35, 2), ("+me.all", 64, 1), ("-me", 66, 2))),
             (4, 96, 97408, (0,), (("", 0, 1), ("+gfx", 32, 1))),
@@ -308,7 +322,7 @@ _CARDS: Mapping[str, MigCard] = {
         189471,
         _Sizes(
             _names(23, 47, 47, 93, 93, 186),
-            (20480, 46592, 46592, None, None, None),
+            (None, 46592, 46592, None, None, None),
             {"1g.23gb": ("1g.24gb",), "3g.93gb": ("3g.95gb",), "4g.93gb": ("4g.95gb",), "7g.186gb": ("7g.189gb",)},
         ),
     ),
