@@ -27,6 +27,9 @@ from llmgw.settings.convert import strict_converter
 MARK = "llmgw-capture.json"
 FORMAT = 1
 HIDDEN = "hidden"
+_TOO_COMMON = frozenset({"localhost", "node", "host", "server", "nvidia", "cuda", "linux", "ubuntu", "debian", HIDDEN})
+"""Host names that are words of what is captured: blanking them would change what it means."""
+
 _SERIALS = re.compile(r"<((?:\w+_)?serial(?:_number)?)>[^<]*</")
 
 
@@ -86,7 +89,7 @@ class Recorder:
 
 def _blanker(hostname: str) -> Callable[[str], str]:
     short = hostname.partition(".")[0]
-    names = [re.escape(name) for name in (hostname, short) if len(name) > 2 and name not in ("localhost", HIDDEN)]
+    names = [re.escape(name) for name in (hostname, short) if len(name) > 3 and name.lower() not in _TOO_COMMON]
     host = re.compile(rf"(?<![A-Za-z0-9_.-])(?:{'|'.join(names)})(?![A-Za-z0-9_-])") if names else None
 
     def blank(text: str) -> str:
@@ -151,8 +154,7 @@ class _RecordingReader:
             target = folder / os.path.relpath(real, root)
             if ".." in target.relative_to(folder).parts:
                 continue
-            if not target.suffix or not target.exists():
-                target.mkdir(parents=True, exist_ok=True)
+            target.mkdir(parents=True, exist_ok=True)
             if there.parent.resolve() / there.name == target.resolve():
                 continue
             there.parent.mkdir(parents=True, exist_ok=True)

@@ -157,3 +157,14 @@ async def test_a_capture_without_an_answer(tmp_path: Path) -> None:
     found = await discover(Discovery(GpuSource.NVIDIA_SMI), (), CapturedMachine(tmp_path / "capture"))
     assert found.devices == ()
     assert found.warnings
+
+
+@pytest.mark.parametrize("hostname", ["gpu", "nvidia", "pci", "node", "", "localhost.localdomain"])
+async def test_a_host_that_is_called_like_a_part_of_it_is_captured_all_the_same(hostname: str, tmp_path: Path) -> None:
+    render(MACHINES["hgx-h100"], tmp_path / "machine")
+    config = Discovery(GpuSource.NVIDIA_SMI, str(tmp_path / "machine"))
+    recorder = Recorder(LiveMachine(config), hostname)
+    live = await discover(config, (), recorder)
+    assert len(live.devices) == 8
+    await trio.to_thread.run_sync(recorder.save, tmp_path / "c", live.host, (), {})
+    assert await discover(config, (), CapturedMachine(tmp_path / "c")) == live
