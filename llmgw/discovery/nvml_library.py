@@ -11,7 +11,7 @@ import pynvml
 
 from llmgw.discovery.nvml import Handle, NvmlError
 
-NO_LIBRARY, NOT_SUPPORTED = 12, 3
+NOT_SUPPORTED = 3
 
 
 def _call(function: Callable[..., Any], *args: Any) -> Any:
@@ -149,18 +149,24 @@ class PynvmlLibrary:
         return int(_call(pynvml.nvmlDeviceGetUtilizationRates, handle).gpu)
 
     def processes(self, handle: Handle) -> Sequence[tuple[int, int | None, int | None, int | None]]:
-        return tuple(self._processes(handle))
-
-    def _processes(self, handle: Handle) -> Iterator[tuple[int, int | None, int | None, int | None]]:
+        found: list[Any] = []
+        failed: list[NvmlError] = []
         for ask in (pynvml.nvmlDeviceGetComputeRunningProcesses, pynvml.nvmlDeviceGetGraphicsRunningProcesses):
-            for found in _call(ask, handle):
-                used = found.usedGpuMemory
-                yield (
-                    int(found.pid),
-                    None if used is None else int(used),
-                    getattr(found, "gpuInstanceId", None),
-                    getattr(found, "computeInstanceId", None),
-                )
+            try:
+                found += _call(ask, handle)
+            except NvmlError as wrong:
+                failed.append(wrong)  # a card in MIG mode has no graphics
+        if len(failed) == 2:
+            raise failed[0]
+        return [
+            (
+                int(p.pid),
+                None if p.usedGpuMemory is None else int(p.usedGpuMemory),
+                getattr(p, "gpuInstanceId", None),
+                getattr(p, "computeInstanceId", None),
+            )
+            for p in found
+        ]
 
     def process_name(self, pid: int) -> str:
         return _text(_call(pynvml.nvmlSystemGetProcessName, pid))

@@ -1,0 +1,69 @@
+"""NVIDIA's binding as we use it, as far as a machine without a GPU can tell."""
+
+from __future__ import annotations
+
+import inspect
+import re
+import subprocess
+import sys
+
+import pynvml
+import pytest
+
+from llmgw.discovery import nvml, nvml_library
+from llmgw.discovery.nvml import Library, NvmlError
+from llmgw.discovery.nvml_library import PynvmlLibrary, loaded
+
+
+def test_the_binding_has_all_that_is_used_of_it() -> None:
+    used = set(re.findall(r"pynvml\.(\w+)", inspect.getsource(nvml_library)))
+    assert len(used) > 30
+    assert [name for name in sorted(used) if not hasattr(pynvml, name)] == []
+
+
+def test_the_structures_have_the_fields_that_are_used() -> None:
+    def fields(structure: type) -> set[str]:
+        return {name for name, *_ in structure._fields_}  # type: ignore[attr-defined]
+
+    assert "bThresholdExceeded" in fields(pynvml.c_nvmlEccSramErrorStatus_v1_t)
+    assert "unrepairableMemory" in fields(pynvml.c_nvmlUnrepairableMemory_v1_t)
+    assert {"bChannelRepairPending", "bTpcRepairPending"} <= fields(pynvml.c_nvmlRepairStatus_t)
+    assert {"clusterUuid", "status", "cliqueId", "state", "healthSummary"} <= fields(pynvml.c_nvmlGpuFabricInfo_v3_t)
+    assert {"clusterUuid", "status", "cliqueId", "state"} <= fields(pynvml.c_nvmlGpuFabricInfo_t)
+
+
+def test_every_method_of_the_interface_is_there_with_the_same_arguments() -> None:
+    for name, method in vars(Library).items():
+        if callable(method) and not name.startswith("_"):
+            ours = getattr(PynvmlLibrary, name)
+            assert list(inspect.signature(ours).parameters) == list(inspect.signature(method).parameters), name
+
+
+def test_codes_are_nvml_s() -> None:
+    assert nvml_library.NOT_SUPPORTED == pynvml.NVML_ERROR_NOT_SUPPORTED
+    assert (nvml.NO_PERMISSION, nvml.LOST, nvml.RESET_REQUIRED, nvml.UNKNOWN) == (
+        pynvml.NVML_ERROR_NO_PERMISSION, pynvml.NVML_ERROR_GPU_IS_LOST, pynvml.NVML_ERROR_RESET_REQUIRED,
+        pynvml.NVML_ERROR_UNKNOWN,
+    )  # fmt: skip
+    assert nvml.MAX_LINKS == pynvml.NVML_NVLINK_MAX_LINKS
+
+
+def has_nvml() -> bool:
+    try:
+        with loaded():
+            return True
+    except NvmlError:
+        return False
+
+
+@pytest.mark.skipif(has_nvml(), reason="this machine has NVML")
+def test_without_the_library_its_own_code_says_so() -> None:
+    done = subprocess.run(
+        [sys.executable, "-I", "-m", "llmgw.discovery.nvml_child"],
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    assert f'"code": {pynvml.NVML_ERROR_LIBRARY_NOT_FOUND}' in done.stdout
