@@ -5,12 +5,15 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
+TAIL_LINES = 30
+"""So many lines of the log travel with a failure."""
+
 _TAIL_BYTES = 64 * 1024
 _NEWS_BYTES = 256 * 1024
 _LONGEST_LINE = 500
 
 
-def tail(folder: Path, lines: int = 30) -> tuple[str, ...]:
+def tail(folder: Path, lines: int = TAIL_LINES) -> tuple[str, ...]:
     """The last lines of the log, of its older part too when the newer one is short. Blocking."""
     data = b""
     for name in ("engine.log", "engine.log.1"):

@@ -13,6 +13,7 @@ from types import MappingProxyType
 
 from attrs import evolve, frozen
 
+from llmgw.engines.diagnosis import Diagnosis
 from llmgw.scheduler.state import Exit, ShardState
 from llmgw.settings.catalog import Limits
 
@@ -49,6 +50,7 @@ class Shard:
     progress: float | None = None
     doomed: str | None = None
     exit: Exit | None = None
+    diagnosis: Diagnosis | None = None
 
 
 @frozen
@@ -73,13 +75,14 @@ class Ended:
     """The engine and everything it started is gone.
 
     ``error`` says why it could not be started at all, ``left`` what could not be killed, ``last`` is the last line of
-    its log.
+    its log, and ``diagnosis`` what its log says went wrong.
     """
 
     exit: Exit
     error: str = ""
     left: tuple[int, ...] = ()
     last: str = ""
+    diagnosis: Diagnosis | None = None
 
 
 @frozen
@@ -225,7 +228,8 @@ def _tick(shard: Shard, limits: Limits, now: float) -> tuple[Shard, tuple[Action
 
 def _ended(shard: Shard, end: Ended, now: float) -> Shard:
     left = f"; pids {', '.join(map(str, end.left))} cannot be killed" if end.left else ""
-    last = f"; its last line: {end.last[:_LAST_LINE]}" if end.last else ""
+    last = f"; its last line: {end.last[:_LAST_LINE]}" if end.last and end.diagnosis is None else ""
+    because = f"{end.diagnosis.cause}; " if end.diagnosis is not None else ""
     if end.error:
         return Shard(_S.FAILED, now, end.error, "", exit=end.exit)
     if shard.state is _S.STOPPING and shard.doomed is None:
@@ -233,6 +237,6 @@ def _ended(shard: Shard, end: Ended, now: float) -> Shard:
             return Shard(_S.FAILED, now, f"{shard.reason}{left}", "", exit=end.exit)
         return Shard(_S.STOPPED, now, shard.reason, "", exit=end.exit)
     if shard.doomed is not None:
-        return Shard(_S.FAILED, now, f"{shard.doomed}{last}{left}", "", exit=end.exit)
-    reason = f"the engine ended without being asked while {shard.state.value}: {end.exit}{last}{left}"
-    return Shard(_S.FAILED, now, reason, "", exit=end.exit)
+        return Shard(_S.FAILED, now, f"{because}{shard.doomed}{last}{left}", "", exit=end.exit, diagnosis=end.diagnosis)
+    reason = f"{because}the engine ended without being asked while {shard.state.value}: {end.exit}{last}{left}"
+    return Shard(_S.FAILED, now, reason, "", exit=end.exit, diagnosis=end.diagnosis)

@@ -13,9 +13,10 @@ import trio
 from llmgw.agent import logs, process, records
 from llmgw.agent.records import Record
 from llmgw.agent.shard import Shard, adopted, begin
-from llmgw.agent.supervisor import Supervisor
+from llmgw.agent.supervisor import DIAGNOSED_LINES, Supervisor
 from llmgw.discovery.host import boot_id
 from llmgw.engines.base import ShardSpec
+from llmgw.engines.diagnosis import Diagnosis, diagnose
 from llmgw.engines.registry import build
 from llmgw.errors import OperatorError
 from llmgw.hardware.inventory import Device, Inventory
@@ -97,9 +98,10 @@ class Shards:
             self._log.info("a launch that never came about is dropped", shard=record.shard)
             await trio.to_thread.run_sync(records.remove, folder)
             return
-        shard = _past(record, end, now)
+        lines = await trio.to_thread.run_sync(logs.tail, folder, DIAGNOSED_LINES)
+        shard = _past(record, end, diagnose(lines), now)
         supervisor = self._add(folder, record, shard, adopted=True)
-        supervisor.log_tail = await trio.to_thread.run_sync(logs.tail, folder)
+        supervisor.log_tail = lines[-logs.TAIL_LINES :]
         supervisor.done.set()
         supervisor.settled.set()
         self._log.warning("an engine has ended", shard=record.shard, reason=shard.reason)
@@ -257,7 +259,7 @@ class Shards:
         )
 
 
-def _past(record: Record, end: records.End | None, now: float) -> Shard:
+def _past(record: Record, end: records.End | None, found: Diagnosis | None, now: float) -> Shard:
     """A shard whose engine ended before this agent started."""
     code = end.exit if end is not None else Exit()
     if record.state in (ShardState.STOPPED, ShardState.STOPPING):
@@ -268,7 +270,9 @@ def _past(record: Record, end: records.End | None, now: float) -> Shard:
         reason = "the engine ended while neither agent nor shim ran"
     else:
         reason = "the machine was restarted"
-    return Shard(ShardState.FAILED, end.at if end is not None else now, reason, "", exit=code)
+    if found is not None:
+        reason = f"{found.cause}; {reason}"
+    return Shard(ShardState.FAILED, end.at if end is not None else now, reason, "", exit=code, diagnosis=found)
 
 
 def _lives(folder: Path, record: Record) -> bool:

@@ -28,6 +28,7 @@ from llmgw.agent.shard import (
     Tick,
     step,
 )
+from llmgw.engines.diagnosis import diagnose
 from llmgw.engines.progress import progress
 from llmgw.scheduler.state import Exit, ShardReport, ShardState
 from llmgw.telemetry.logging import logger
@@ -36,6 +37,9 @@ _PROBE_LOADING_S = 0.25
 _PROBE_READY_S = 2.0
 _LOG_EVERY_S = 0.25
 _TICK_S = 0.25
+DIAGNOSED_LINES = 400
+"""The cause stands above what an engine says last: so many lines are looked through for it."""
+
 _EXIT_FILE_LOOKS = 10
 _EXIT_FILE_LOOK_S = 0.05
 
@@ -102,6 +106,8 @@ class Supervisor:
             progress=shard.progress,
             exit=shard.exit,
             log_tail=self.log_tail,
+            remedy=shard.diagnosis.remedy if shard.diagnosis is not None else "",
+            final=shard.diagnosis is not None and shard.diagnosis.final,
         )
 
     def drain(self, reason: str) -> None:
@@ -153,9 +159,11 @@ class Supervisor:
                     self._log.warning("the shim is gone; the engine goes on, and is watched itself")
         if ended is None:
             ended = await self._read_end()  # it was over before anybody could take hold of it
-        self.log_tail = await trio.to_thread.run_sync(logs.tail, self.folder)
-        last = self.log_tail[-1] if self.log_tail else ""
-        self._observe(evolve(ended or Ended(Exit()), last=last))
+        lines = await trio.to_thread.run_sync(logs.tail, self.folder, DIAGNOSED_LINES)
+        self.log_tail = lines[-logs.TAIL_LINES :]
+        last = lines[-1] if lines else ""
+        found = await trio.to_thread.run_sync(diagnose, lines)
+        self._observe(evolve(ended or Ended(Exit()), last=last, diagnosis=found))
 
     async def _read_end(self) -> Ended | None:
         """What the shim wrote down, which it does right before it ends; ``None`` when it could not."""

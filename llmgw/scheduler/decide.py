@@ -40,6 +40,9 @@ from llmgw.settings.catalog import Limits, Model, Profile
 
 BACKOFF_FIRST_S = 5.0
 BACKOFF_LONGEST_S = 300.0
+FINAL_S = 1800.0
+"""What the engine says can never run is tried again after this time: somebody may have put it right on the node."""
+
 STEADY_S = 600.0
 """A replica that was ready for this long has its failures forgiven."""
 
@@ -150,7 +153,11 @@ class _Pass:
                 return
         failures = row.failures + 1
         wait = min(BACKOFF_FIRST_S * 2 ** min(failures - 1, 16), BACKOFF_LONGEST_S)
+        if report.final:
+            wait = FINAL_S
         reason = f"failed {failures} time{'s' if failures > 1 else ''} in a row, last: {report.reason}"
+        if report.remedy:
+            reason = f"{reason}; {report.remedy}"
         self.rows[row.id] = evolve(
             row,
             generation=row.generation + 1,
@@ -159,7 +166,9 @@ class _Pass:
             reason=reason,
             since=self.now,
         )
-        self._say(DecisionKind.RESTART, row, f"{report.reason}; started again in {wait:.0f} s (failure {failures})")
+        again = f"{'cannot run like this; ' if report.final else ''}started again in {wait:.0f} s (failure {failures})"
+        remedy = f"{report.remedy}; " if report.remedy else ""
+        self._say(DecisionKind.RESTART, row, f"{report.reason}; {remedy}{again}")
 
     # What the catalog wants.
 

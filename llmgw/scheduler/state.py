@@ -71,7 +71,8 @@ class ShardReport:
 
     ``shard`` is ``<replica>.<rank>``; ``generation`` counts the starts of the replica, so that a report of an
     earlier start is never taken for the present one. ``devices`` are the placement numbers at the launch and ``uuids``
-    what they were, see :func:`placed_on`. ``since`` is on the node's clock. ``endpoint`` is
+    what they were, see :func:`placed_on`. After a failure ``remedy`` says what to do about it, and ``final`` that the
+    same profile would fail there again. ``since`` is on the node's clock. ``endpoint`` is
     ``http://host:port`` of the engine's API (rank 0 only); ``api_key`` is what it wants as a bearer token and
     is never logged. ``progress`` goes from 0 to 1 while loading, where the engine says.
     """
@@ -95,6 +96,8 @@ class ShardReport:
     exit: Exit | None = None
     log_tail: tuple[str, ...] = ()
     uuids: tuple[str, ...] = ()
+    remedy: str = ""
+    final: bool = False
 
 
 @frozen

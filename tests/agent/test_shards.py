@@ -446,3 +446,18 @@ async def test_the_device_that_is_meant_is_told_by_its_uuid(folder: Path) -> Non
             await node.shards.start(evolve(start("x-1.0", devices=(5,)), uuids=("GPU-0",)), renumbered)
         with pytest.raises(OperatorError, match="GPU-9"):
             await node.shards.start(evolve(start("x-1.0"), uuids=("GPU-9",)), renumbered)
+
+
+async def test_a_failure_that_is_known_is_told_with_its_cause_and_remedy(folder: Path) -> None:
+    said = "ValueError: Total number of attention heads (4) must be divisible by tensor parallel size (3)."
+    program = f"import sys; print({said!r}); [print('line', n) for n in range(100)]; sys.exit(1)"
+    async with running(config(folder, (sys.executable, "-c", program))) as node:
+        await node.shards.start(start(), INVENTORY)
+        failed = await node.until(S.FAILED)
+        assert failed.reason.startswith("the model's 4 attention heads cannot be divided by tp 3; the engine ended")
+        assert (failed.remedy, failed.final) == ("choose a tp that divides 4", True)
+        assert failed.log_tail[-1] == "line 99", "the cause stands above what is told of the log"
+    async with running(config(folder)) as node:
+        (again,) = node.shards.reports()
+        assert (again.remedy, again.final) == ("choose a tp that divides 4", True)
+        assert again.reason.startswith("the model's 4 attention heads")

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from llmgw.hardware.health import stranger
 from llmgw.hardware.inventory import Device, MigInstance
-from llmgw.scheduler.decide import BACKOFF_FIRST_S, BACKOFF_LONGEST_S, DRAIN_SETTLE_S, decide
+from llmgw.scheduler.decide import BACKOFF_FIRST_S, BACKOFF_LONGEST_S, DRAIN_SETTLE_S, FINAL_S, decide
 from llmgw.scheduler.explain import DecisionKind, DrainCommand, Outcome, StartCommand, StopCommand
 from llmgw.scheduler.state import Assignment, ClusterState, Goal, NodeState, Replica, ShardReport, ShardState
 from tests.scheduler.clusters import (
@@ -274,6 +274,23 @@ def test_a_device_that_is_gone_is_not_taken_for_the_one_that_has_its_number() ->
     outcome = decide(cluster((node(reports=(failed,)),), (model(),), (gone,)), NOW)
     evicted = next(d for d in outcome.decisions if d.kind is DecisionKind.EVICT)
     assert "device 0 is not there any more" in evicted.reason
+
+
+def test_what_can_never_run_waits_long_and_says_what_to_do() -> None:
+    broken = row()
+    failed = evolve(
+        report(broken, ShardState.FAILED),
+        reason="tp 3 does not divide",
+        remedy="choose a tp that divides 4",
+        final=True,
+    )
+    outcome = decide(cluster((node(reports=(failed,)),), (model(),), (broken,)), NOW)
+    (now,) = outcome.replicas
+    assert now.not_before == NOW + FINAL_S
+    assert now.reason.endswith("last: tp 3 does not divide; choose a tp that divides 4")
+    assert outcome.decisions[0].reason == (
+        "tp 3 does not divide; choose a tp that divides 4; cannot run like this; started again in 1800 s (failure 1)"
+    )
 
 
 # What holds for every state there can be.
