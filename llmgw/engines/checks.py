@@ -12,12 +12,15 @@ from llmgw.settings.faults import dotted
 from llmgw.settings.profile_rules import MODEL_NAME, Rule, arguments, arithmetic, engine_fit, fp8, mig
 
 
-def refusals(model: str, profile: Profile, devices: Sequence[Device]) -> tuple[Fault, ...]:
-    """Every reason not to start this profile on these devices; the catalog's rules are asked again."""
-    return tuple(_refusals(model, profile, devices))
+def refusals(model: str, profile: Profile, devices: Sequence[Device], version: str | None = None) -> tuple[Fault, ...]:
+    """Every reason not to start this profile on these devices; the catalog's rules are asked again.
+
+    ``version`` is the installed engine's, where it is known.
+    """
+    return tuple(_refusals(model, profile, devices, version))
 
 
-def _refusals(model: str, profile: Profile, devices: Sequence[Device]) -> Iterator[Fault]:
+def _refusals(model: str, profile: Profile, devices: Sequence[Device], version: str | None) -> Iterator[Fault]:
     if not MODEL_NAME.fullmatch(model):
         yield Fault("model-name", f"{model!r} is not a model name", "rename it in the settings")
     classes = sorted({d.device_class for d in devices})
@@ -40,15 +43,15 @@ def _refusals(model: str, profile: Profile, devices: Sequence[Device]) -> Iterat
         mig(profile, classes),
         fp8(profile, capabilities),
         engine_fit(profile),
-        arguments(profile),
+        arguments(profile, version),
     )
     for path, problem, hint in (rule for some in rules for rule in some):
         yield Fault("profile", f"{dotted(path)}: {problem}", hint)
 
 
-def require(model: str, profile: Profile, devices: Sequence[Device]) -> None:
+def require(model: str, profile: Profile, devices: Sequence[Device], version: str | None = None) -> None:
     """Raise :class:`OperatorError` with every refusal, if there is any."""
-    found = refusals(model, profile, devices)
+    found = refusals(model, profile, devices, version)
     if found:
         remedies = "; ".join(dict.fromkeys(f.remedy for f in found if f.remedy))
         raise OperatorError(f"profile {profile.name} of {model}", "; ".join(f.reason for f in found), remedies)

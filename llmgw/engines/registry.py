@@ -18,5 +18,5 @@ _ADAPTERS: Mapping[EngineKind, Callable[[ShardSpec], Launch]] = {
 
 def build(spec: ShardSpec) -> Launch:
     """The process to start. Raises :class:`llmgw.errors.OperatorError` with every reason not to start it."""
-    require(spec.model, spec.profile, spec.devices)
+    require(spec.model, spec.profile, spec.devices, spec.install.version)
     return _ADAPTERS[spec.profile.engine](spec)

@@ -44,7 +44,8 @@ class Profile:
 
     ``device_class`` lists the classes that it may run on, most wanted first; one replica never mixes them.
     ``gpus`` counts the devices on each node, so a replica has ``nodes * gpus == tp * pp`` of them.
-    ``memory_gib`` is the least device memory that it needs, when the class alone does not say it.
+    ``memory_gib`` is the least device memory that it needs, when the class alone does not say it. ``allow_args`` names
+    arguments in ``args`` that no table knows and that the operator vouches for.
     """
 
     name: str
@@ -60,6 +61,7 @@ class Profile:
     quantization: str | None = None
     gpu_memory_utilization: float | None = None
     args: tuple[str, ...] = ()
+    allow_args: tuple[str, ...] = ()
     env: Mapping[str, str] = field(default=_NONE, hash=False)
     limits: Limits = Limits()
 

@@ -9,6 +9,7 @@ import re
 from collections.abc import Iterator, Mapping, Sequence
 
 from llmgw.settings.catalog import EngineKind, Profile
+from llmgw.settings.engine_flags import argument_faults
 from llmgw.settings.faults import Path
 
 Rule = tuple[Path, str, str]
@@ -28,7 +29,7 @@ _OURS: Mapping[EngineKind, tuple[str, ...]] = {
     EngineKind.VLLM: (
         "--host", "--port", "--uds", "--api-key", "--served-model-name", "--model", "--tensor-parallel-size", "-tp",
         "--pipeline-parallel-size", "-pp", "--nnodes", "--node-rank", "--master-addr", "--master-port", "--headless",
-        "--data-parallel-address", "--device-ids", "--ssl-keyfile", "--ssl-certfile", "--root-path",
+        "--data-parallel-address", "--device-ids", "--grpc", "--ssl-keyfile", "--ssl-certfile", "--root-path",
         "--tool-server", "--config", "--middleware",
     ),
     EngineKind.SGLANG: (
@@ -144,13 +145,23 @@ def engine_fit(profile: Profile) -> Iterator[Rule]:
             yield ("pp",), "llama.cpp has no pipeline parallelism", "set pp to 1 and tp to the number of gpus"
 
 
-def arguments(profile: Profile) -> Iterator[Rule]:
-    """Extra arguments and variables may not take over what llmgw decides."""
+def arguments(profile: Profile, version: str | None = None) -> Iterator[Rule]:
+    """Extra arguments and variables may not take over what llmgw decides, and the engine must understand them.
+
+    ``version`` is the installed engine's; without it an argument that any version has will do.
+    """
+    ours = {i for i, argument in enumerate(profile.args) if owned_flag(profile.engine, argument) is not None}
+    for index, problem, hint in argument_faults(profile.engine, profile.args, profile.allow_args, version):
+        if index not in ours:
+            yield ("args", index), problem, hint
+    for index, flag in enumerate(profile.allow_args):
+        if (owned := owned_flag(profile.engine, flag)) is not None:
+            yield ("allow_args", index), f"{flag} is llmgw's own ({owned})", "remove it; llmgw sets it"
     for index, argument in enumerate(profile.args):
         if "\0" in argument or "\n" in argument:
             yield ("args", index), "contains a line break or NUL", "write one argument an item"
-        elif (ours := owned_flag(profile.engine, argument)) is not None:
-            yield ("args", index), f"{argument} is llmgw's own ({ours})", "remove it; llmgw sets it"
+        elif (owned := owned_flag(profile.engine, argument)) is not None:
+            yield ("args", index), f"{argument} is llmgw's own ({owned})", "remove it; llmgw sets it"
     for name in profile.env:
         if not _ENV_NAME.fullmatch(name):
             yield ("env", name), "is not a name of a variable", "use letters, digits and _"

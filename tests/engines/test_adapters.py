@@ -16,6 +16,8 @@ from llmgw.errors import OperatorError
 from llmgw.hardware.inventory import Device, Fault
 from llmgw.settings.catalog import EngineKind, Profile
 from llmgw.settings.daemon import EngineInstall
+from llmgw.settings.engine_flag_tables import VERSIONS
+from llmgw.settings.engine_flags import argument_faults
 
 FLAGS = Path(__file__).resolve().parents[3] / "shared" / "engines" / "flags"
 COMMANDS = {
@@ -190,3 +192,24 @@ def test_whatever_is_built_names_the_model_and_listens_where_it_was_told(wanted:
     assert "--host 10.0.0.1 --port 20001" in line
     assert "org/m" in launch.argv
     assert set(launch.env["CUDA_VISIBLE_DEVICES"].split(",")) == {f"GPU-{n}" for n in range(wanted.gpus)}
+
+
+@given(profiles)
+def test_every_version_in_our_own_tables_takes_what_is_built(wanted: Profile) -> None:
+    launch = build(spec(wanted))
+    arguments = launch.argv[len(COMMANDS[wanted.engine]) :]
+    if wanted.engine is EngineKind.VLLM:
+        arguments = arguments[1:]  # the model
+    for version in VERSIONS[wanted.engine.value]:
+        assert list(argument_faults(wanted.engine, arguments, wanted.allow_args, version)) == []
+
+
+def test_an_argument_that_the_installed_version_lacks_is_refused_before_the_spawn() -> None:
+    wanted = profile(args=("--swap-space", "4"))
+    installed = EngineInstall(EngineKind.VLLM, COMMANDS[EngineKind.VLLM], "0.32.0+cpu")
+    assert build(spec(wanted)).argv[-2:] == ("--swap-space", "4")
+    with pytest.raises(OperatorError) as caught:
+        build(spec(wanted, install=installed))
+    assert "vllm 0.32.0+cpu has no --swap-space: its last version is 0.16.0" in caught.value.reason
+    assert "another version of the engine" in caught.value.remedy
+    assert build(spec(evolve(wanted, args=("--max-num-seqs", "4")), install=installed))

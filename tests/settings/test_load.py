@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import json
+from typing import Any
 
 import pytest
 
@@ -103,7 +104,28 @@ def test_rules_of_a_profile(change: dict[str, object], said: str) -> None:
 def test_sglang_and_llama_flags_of_ours() -> None:
     for engine, argument in (("sglang", "--tp"), ("sglang", "--model"), ("llamacpp", "-m"), ("llamacpp", "-c")):
         assert "llmgw's own" in faults(with_profile(engine=engine, args=[argument, "x"]))[0]
-    assert load_settings(with_profile(args=["--max-num-seqs", "8", "--trust-remote-code", "8080"]))
+    assert load_settings(with_profile(args=["--max-num-seqs", "8", "--trust-remote-code"]))
+
+
+@pytest.mark.parametrize(
+    ("profile", "said"),
+    [
+        (
+            {"args": ["--max-num-seqz", "8"]},
+            "args[0]: no version of vllm up to 0.33.0 has --max-num-seqz (did you mean --max-num-seqs?",
+        ),
+        ({"args": ["--max-num-seqs 8"]}, "args[0]: '--max-num-seqs 8' is not an argument"),
+        ({"args": ["--max-num-seqs"]}, "args[0]: --max-num-seqs needs a value"),
+        ({"args": ["--trust-remote-code", "8080"]}, "args[1]: '8080' belongs to no argument"),
+        ({"args": ["--new", "1"], "allow_args": ["--port"]}, "allow_args[0]: --port is llmgw's own"),
+    ],
+)
+def test_arguments_that_no_engine_understands(profile: dict[str, Any], said: str) -> None:
+    assert any(said in fault for fault in faults(with_profile(**profile)))
+
+
+def test_an_argument_that_the_operator_vouches_for() -> None:
+    assert load_settings(with_profile(args=["--brand-new", "1", "2", "--seed", "7"], allow_args=["--brand-new"]))
 
 
 @pytest.mark.parametrize(
