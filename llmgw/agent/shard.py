@@ -38,8 +38,9 @@ NEXT: Mapping[ShardState, frozenset[ShardState]] = MappingProxyType(
 class Shard:
     """Where a shard is: its state, since when, why, and what happens next.
 
-    ``deadline`` is when the present state has taken too long; ``doomed`` is the reason of a failure whose engine is
-    still being ended.
+    ``deadline`` is when the present state has taken too long: while loading that moves on with every step that was
+    not seen before, and ``phases`` are those that were. ``doomed`` is the reason of a failure whose engine is still
+    being ended.
     """
 
     state: ShardState
@@ -48,6 +49,7 @@ class Shard:
     next: str
     deadline: float | None = None
     progress: float | None = None
+    phases: frozenset[str] = frozenset()
     doomed: str | None = None
     exit: Exit | None = None
     diagnosis: Diagnosis | None = None
@@ -172,9 +174,10 @@ def _loading(phase: str, fraction: float | None, model: str, limits: Limits, now
         _S.LOADING,
         now,
         phase,
-        f"ready once /v1/models lists {model}; fails {limits.load_s:g} s after loading began",
+        f"ready once /v1/models lists {model}; fails after {limits.load_s:g} s without a step forward",
         deadline=now + limits.load_s,
         progress=fraction,
+        phases=frozenset({phase}),
     )
 
 
@@ -195,9 +198,12 @@ def _probed(shard: Shard, seen: Probed, model: str, limits: Limits, now: float) 
 def _progressed(shard: Shard, phase: str, fraction: float | None, model: str, limits: Limits, now: float) -> Shard:
     if shard.state is _S.STARTING:
         return _loading(phase, fraction, model, limits, now)
-    if shard.state is _S.LOADING:
-        return evolve(shard, reason=phase, progress=fraction)
-    return shard
+    if shard.state is not _S.LOADING:
+        return shard
+    # What goes round in circles does not move: only a phase that is new counts, or more of the present one.
+    moved = phase not in shard.phases or (phase == shard.reason and (fraction or 0.0) > (shard.progress or 0.0))
+    deadline = now + limits.load_s if moved else shard.deadline
+    return evolve(shard, reason=phase, progress=fraction, deadline=deadline, phases=shard.phases | {phase})
 
 
 def _stop(shard: Shard, reason: str, grace_s: float, now: float) -> tuple[Shard, tuple[Action, ...]]:
@@ -216,9 +222,13 @@ def _tick(shard: Shard, limits: Limits, now: float) -> tuple[Shard, tuple[Action
         # Asked again each second: something in the kernel may hold a process that was killed already.
         told = evolve(shard, next="SIGKILL was sent; stopped when no process is left", deadline=now + 1.0)
         return told, (Kill(),)
-    waited = limits.start_s if shard.state is _S.STARTING else limits.load_s
-    wanted = "an answer or a line of progress" if shard.state is _S.STARTING else "the model to be listed"
-    doomed = f"{shard.state.value} for {waited:g} s, waited for {wanted}; last: {shard.reason}"
+    if shard.state is _S.STARTING:
+        doomed = f"starting for {limits.start_s:g} s, waited for an answer or a line of progress; last: {shard.reason}"
+    else:
+        doomed = (
+            f"stood still for {limits.load_s:g} s at: {shard.reason} (loading for {now - shard.since:.0f} s, "
+            "waited for the model to be listed)"
+        )
     stopping = Shard(
         _S.STOPPING, now, doomed, f"SIGTERM was sent; SIGKILL in {limits.stop_s:g} s",
         deadline=now + limits.stop_s, doomed=doomed,

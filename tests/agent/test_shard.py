@@ -86,7 +86,33 @@ def test_limits_name_what_they_waited_for() -> None:
     assert failed.state is ShardState.FAILED
     assert failed.reason.startswith("starting for 10 s, waited for an answer or a line of progress")
     late, _ = play((1, UP), (101, Tick()), (102, Ended(Exit(0))))
-    assert late.reason.startswith("loading for 100 s, waited for the model to be listed; last: /health answers")
+    assert late.reason == (
+        "stood still for 100 s at: /health answers, the model is not listed yet (loading for 100 s, "
+        "waited for the model to be listed)"
+    )
+
+
+def test_what_moves_is_not_ended_and_what_stands_still_is() -> None:
+    files = [(n * 90.0, Progressed(f"loading weights, file {n} of 9", n / 9)) for n in range(1, 10)]
+    shard, actions = play(*files, (900, Tick()))
+    assert (shard.state, actions) == (ShardState.LOADING, ())
+    more = [(900.0 + n * 90, Progressed("compiling", n / 10)) for n in range(4)]
+    shard, actions = play(*files, *more, (1260, Tick()))
+    assert (shard.state, actions) == (ShardState.LOADING, ())
+    shard, actions = play(*files, *more, (1271, Tick()), (1272, Ended(Exit(0))))
+    assert shard.reason == "stood still for 100 s at: compiling (loading for 1181 s, waited for the model to be listed)"
+
+
+def test_going_round_in_circles_is_standing_still() -> None:
+    circle = [(float(n * 10), Progressed(("loading weights", "compiling")[n % 2], None)) for n in range(1, 40)]
+    shard, now = begin("m", LIMITS, 0.0), 0.0
+    for now, observation in circle:
+        shard, _ = step(shard, observation, "m", LIMITS, now)
+        shard, actions = step(shard, Tick(), "m", LIMITS, now)
+        if actions:
+            break
+    assert (shard.state, now) == (ShardState.STOPPING, 120)
+    assert shard.reason.startswith("stood still for 100 s at: ")
 
 
 def test_what_cannot_be_killed_is_said() -> None:
