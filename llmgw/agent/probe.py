@@ -6,10 +6,12 @@ import trio
 from attrs import frozen
 
 from llmgw.agent.records import Record
-from llmgw.agent.shard import Probed
+from llmgw.agent.shard import Probed, Worked
+from llmgw.engines.activity import activity
 from llmgw.router.http1 import MAX_HEAD_BYTES, BadMessage, ChunkDecoder, parse_response
 
-_MAX_ANSWER_BYTES = 1024 * 1024
+METRICS_PATH = "/metrics"
+_MAX_ANSWER_BYTES = 4 * 1024 * 1024
 
 
 @frozen
@@ -66,3 +68,12 @@ async def probe(record: Record) -> Probed:
     # The list is JSON in whatever framing; the name as a JSON string cannot stand in it by accident.
     listed = models is not None and models.status == 200 and f'"{record.ready_name}"'.encode() in models.body
     return Probed(healthy=True, listed=listed, said="")
+
+
+async def work_of(record: Record) -> Worked | None:
+    """What the engine's metrics say of its work; ``None`` where it has none, or does not answer."""
+    page = await get(record.host, record.port, METRICS_PATH, record.api_key, record.probe_timeout_s)
+    if page is None or page.status != 200:
+        return None
+    found = activity(record.profile.engine, page.body.decode(errors="replace"))
+    return None if found is None else Worked(found.running, found.work)

@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from types import MappingProxyType
 
-from attrs import evolve, frozen
+from attrs import evolve, field, frozen
 
 from llmgw.engines.diagnosis import Diagnosis
 from llmgw.scheduler.state import Exit, ShardState
@@ -39,8 +39,8 @@ class Shard:
     """Where a shard is: its state, since when, why, and what happens next.
 
     ``deadline`` is when the present state has taken too long: while loading that moves on with every step that was
-    not seen before, and ``phases`` are those that were. ``doomed`` is the reason of a failure whose engine is still
-    being ended.
+    not seen before, and ``phases`` are those that were. In a ready engine ``idle_since`` says since when requests run
+    and ``work`` does not grow. ``doomed`` is the reason of a failure whose engine is still being ended.
     """
 
     state: ShardState
@@ -49,7 +49,9 @@ class Shard:
     next: str
     deadline: float | None = None
     progress: float | None = None
-    phases: frozenset[str] = frozenset()
+    phases: frozenset[str] = field(default=frozenset(), eq=False)
+    work: float | None = field(default=None, eq=False)
+    idle_since: float | None = field(default=None, eq=False)
     doomed: str | None = None
     exit: Exit | None = None
     diagnosis: Diagnosis | None = None
@@ -62,6 +64,14 @@ class Probed:
     healthy: bool
     listed: bool
     said: str
+
+
+@frozen
+class Worked:
+    """The engine's metrics: how many requests run, and a number that grows with what it gets done."""
+
+    running: int
+    work: float
 
 
 @frozen
@@ -107,7 +117,7 @@ class Tick:
     """Time has passed."""
 
 
-Observation = Probed | Progressed | Ended | DrainAsked | StopAsked | Tick
+Observation = Probed | Worked | Progressed | Ended | DrainAsked | StopAsked | Tick
 
 
 @frozen
@@ -159,6 +169,8 @@ def step(
             return Shard(_S.DRAINING, now, reason, "stopped when its requests have ended"), ()
         case Probed():
             return _probed(shard, observation, model, limits, now), ()
+        case Worked(running=running, work=work):
+            return _worked(shard, running, work, limits, now)
         case Progressed(phase=phase, fraction=fraction):
             return _progressed(shard, phase, fraction, model, limits, now), ()
         case Tick():
@@ -206,6 +218,30 @@ def _progressed(shard: Shard, phase: str, fraction: float | None, model: str, li
     return evolve(shard, reason=phase, progress=fraction, deadline=deadline, phases=shard.phases | {phase})
 
 
+def _worked(shard: Shard, running: int, work: float, limits: Limits, now: float) -> tuple[Shard, tuple[Action, ...]]:
+    """A ready engine that answers /health may hang all the same: then requests run and nothing comes of them.
+
+    Only what it says of itself counts: an engine that does not show its metrics for a while is not taken to hang.
+    """
+    if shard.state not in (_S.READY, _S.DRAINING):
+        return shard, ()
+    if running == 0 or work != shard.work or shard.idle_since is None:
+        return evolve(shard, work=work, idle_since=None if running == 0 else now), ()
+    if now - shard.idle_since < limits.hang_s:
+        return shard, ()
+    many = f"{running} request{'s run' if running > 1 else ' runs'}"
+    return _doom(f"hung: {many} and no token came for {now - shard.idle_since:.0f} s", limits, now)
+
+
+def _doom(doomed: str, limits: Limits, now: float) -> tuple[Shard, tuple[Action, ...]]:
+    """End an engine that failed although its process lives."""
+    stopping = Shard(
+        _S.STOPPING, now, doomed, f"SIGTERM was sent; SIGKILL in {limits.stop_s:g} s",
+        deadline=now + limits.stop_s, doomed=doomed,
+    )  # fmt: skip
+    return stopping, (Terminate(),)
+
+
 def _stop(shard: Shard, reason: str, grace_s: float, now: float) -> tuple[Shard, tuple[Action, ...]]:
     if shard.state is _S.STOPPING:
         if shard.deadline is not None and now + grace_s < shard.deadline:
@@ -229,11 +265,7 @@ def _tick(shard: Shard, limits: Limits, now: float) -> tuple[Shard, tuple[Action
             f"stood still for {limits.load_s:g} s at: {shard.reason} (loading for {now - shard.since:.0f} s, "
             "waited for the model to be listed)"
         )
-    stopping = Shard(
-        _S.STOPPING, now, doomed, f"SIGTERM was sent; SIGKILL in {limits.stop_s:g} s",
-        deadline=now + limits.stop_s, doomed=doomed,
-    )  # fmt: skip
-    return stopping, (Terminate(),)
+    return _doom(doomed, limits, now)
 
 
 def _ended(shard: Shard, end: Ended, now: float) -> Shard:

@@ -12,7 +12,7 @@ import trio
 from attrs import evolve
 
 from llmgw.agent import logs, records
-from llmgw.agent.probe import probe
+from llmgw.agent.probe import probe, work_of
 from llmgw.agent.process import Grip
 from llmgw.agent.records import Record
 from llmgw.agent.shard import (
@@ -194,6 +194,10 @@ class Supervisor:
         while not self.shard.state.ended:
             if self.shard.state is not ShardState.STOPPING:
                 self._observe(await probe(self.record))
+            if self.shard.state in (ShardState.READY, ShardState.DRAINING):
+                seen = await work_of(self.record)
+                if seen is not None:
+                    self._observe(seen)
             loading = self.shard.state in (ShardState.STARTING, ShardState.LOADING)
             await trio.sleep(_PROBE_LOADING_S if loading else _PROBE_READY_S)
 

@@ -28,12 +28,13 @@ class Limits:
     """How long a shard may stay in a state before it counts as failed, in seconds.
 
     The defaults let a 70B model load from slow storage: ``start_s`` bounds ``starting``, ``load_s`` the time in
-    ``loading`` without a step forward, ``drain_s`` the wait for streams before a stop, ``stop_s`` the grace between
-    SIGTERM and SIGKILL.
+    ``loading`` without a step forward, ``hang_s`` how long requests may run in a ready engine with nothing coming of
+    them, ``drain_s`` the wait for streams before a stop, ``stop_s`` the grace between SIGTERM and SIGKILL.
     """
 
     start_s: float = 600.0
     load_s: float = 1800.0
+    hang_s: float = 120.0
     drain_s: float = 60.0
     stop_s: float = 30.0
 

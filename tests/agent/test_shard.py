@@ -14,6 +14,7 @@ from llmgw.agent.shard import (
     StopAsked,
     Terminate,
     Tick,
+    Worked,
     adopted,
     begin,
     step,
@@ -21,7 +22,7 @@ from llmgw.agent.shard import (
 from llmgw.scheduler.state import Exit, ShardState
 from llmgw.settings.catalog import Limits
 
-LIMITS = Limits(start_s=10, load_s=100, drain_s=5, stop_s=3)
+LIMITS = Limits(start_s=10, load_s=100, hang_s=50, drain_s=5, stop_s=3)
 UP = Probed(healthy=True, listed=False, said="")
 LISTED = Probed(healthy=True, listed=True, said="")
 DOWN = Probed(healthy=False, listed=False, said="nothing answers on port 1")
@@ -115,6 +116,35 @@ def test_going_round_in_circles_is_standing_still() -> None:
     assert shard.reason.startswith("stood still for 100 s at: ")
 
 
+def test_a_ready_engine_with_requests_and_no_token_hangs_though_it_answers() -> None:
+    story: list[tuple[float, Observation]] = [(1, LISTED), (2, Worked(3, 100.0)), (30, Worked(3, 140.0)), (31, LISTED)]
+    alive, actions = play(*story, (60, Worked(3, 140.0)), (79.9, Worked(3, 140.0)))
+    assert (alive.state, actions) == (ShardState.READY, ())
+    hung, actions = play(*story, (60, Worked(3, 140.0)), (80, Worked(2, 140.0)))
+    assert actions == (Terminate(),)
+    assert (hung.state, hung.reason) == (ShardState.STOPPING, "hung: 2 requests run and no token came for 50 s")
+    failed, _ = step(hung, Ended(Exit(0)), "m", LIMITS, 81)
+    assert (failed.state, failed.reason) == (ShardState.FAILED, "hung: 2 requests run and no token came for 50 s")
+
+
+def test_an_idle_engine_a_working_one_and_a_silent_one_do_not_hang() -> None:
+    idle = [(float(t), Worked(0, 5.0)) for t in range(2, 500, 2)]
+    working = [(float(t), Worked(1, float(t))) for t in range(2, 500, 2)]
+    silent: list[tuple[float, Observation]] = [(2.0, Worked(1, 5.0)), (490.0, Tick())]
+    restarted_counter = [(2.0, Worked(1, 900.0)), (40.0, Worked(1, 3.0)), (80.0, Worked(1, 3.0))]
+    for story in (idle, working, silent, restarted_counter):
+        assert play((1, LISTED), *story)[0].state is ShardState.READY
+    burst = [(2.0, Worked(1, 5.0)), (40.0, Worked(0, 5.0)), (60.0, Worked(1, 5.0)), (100.0, Worked(1, 5.0))]
+    assert play((1, LISTED), *burst)[0].state is ShardState.READY, "a request that just came is not the one from before"
+    loading, _ = play((1, UP), (2, Worked(1, 5.0)), (90, Worked(1, 5.0)))
+    assert loading.state is ShardState.LOADING
+
+
+def test_what_an_engine_works_is_no_news() -> None:
+    ready, _ = play((1, LISTED))
+    assert step(ready, Worked(3, 100.0), "m", LIMITS, 2)[0] == ready
+
+
 def test_what_cannot_be_killed_is_said() -> None:
     shard, _ = play((1, LISTED), (2, StopAsked("x", 3)), (30, Ended(Exit(0), left=(812,))))
     assert (shard.state, shard.reason) == (ShardState.FAILED, "x; pids 812 cannot be killed")
@@ -139,6 +169,7 @@ observations = st.one_of(
     st.builds(Progressed, st.just("phase"), st.none() | st.floats(0, 1)),
     st.builds(Ended, st.builds(Exit, st.none() | st.integers(0, 255)), st.sampled_from(["", "cannot be started"])),
     st.builds(DrainAsked, st.just("drain")),
+    st.builds(Worked, st.integers(0, 3), st.floats(0, 9)),
     st.builds(StopAsked, st.just("stop"), st.floats(0, 50)),
     st.just(Tick()),
 )

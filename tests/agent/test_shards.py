@@ -461,3 +461,23 @@ async def test_a_failure_that_is_known_is_told_with_its_cause_and_remedy(folder:
         (again,) = node.shards.reports()
         assert (again.remedy, again.final) == ("choose a tp that divides 4", True)
         assert again.reason.startswith("the model's 4 attention heads")
+
+
+async def test_an_engine_that_hangs_while_it_answers_is_ended_and_said(folder: Path) -> None:
+    async with running(config(folder)) as node:
+        command = start(load_s=0.1, hang=True)
+        command = evolve(command, profile=evolve(command.profile, limits=evolve(command.profile.limits, hang_s=0.5)))
+        await node.shards.start(command, INVENTORY)
+        ready = await node.until(S.READY)
+        assert ready.endpoint is not None
+        body = json.dumps({"model": "m", "messages": [{"role": "user", "content": "x"}], "max_tokens": 5}).encode()
+        host, port = ready.endpoint.removeprefix("http://").split(":")
+        async with await trio.open_tcp_stream(host, int(port)) as client:
+            await client.send_all(
+                f"POST /v1/chat/completions HTTP/1.1\r\nHost: x\r\nAuthorization: Bearer {ready.api_key}\r\n"
+                f"Content-Type: application/json\r\nContent-Length: {len(body)}\r\n\r\n".encode()
+                + body
+            )
+            failed = await node.until(S.FAILED)
+        assert failed.reason.startswith("hung: 1 request runs and no token came for ")
+        assert S.STOPPING in node.states()
