@@ -206,6 +206,7 @@ class Smi:
             + leaf("product_name", card["name"])
             + leaf("uuid", card["uuid"])
             + leaf("minor_number", index)
+            + leaf("compute_mode", "Prohibited" if now.get("prohibited") else "Default")
             + element("mig_mode", leaf("current_mig", mode), leaf("pending_mig", pending))
             + element(
                 "mig_devices", *([self.mig_device(index, i, m) for i, m in enumerate(card["mig"] or ())] or ["None"])

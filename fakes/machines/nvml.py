@@ -141,6 +141,9 @@ class FakeNvml:
     def unrepairable(self, handle: Any) -> bool:
         raise NvmlError(NOT_SUPPORTED, "Not Supported")
 
+    def compute_mode(self, handle: Any) -> int:
+        return 2 if self.now[handle].get("prohibited") else 0
+
     def recovery(self, handle: Any) -> int:
         self._supported(self.major >= 570)
         return int(bool(self.now[handle].get("needs_reset")))

@@ -104,7 +104,7 @@ def parse_record(record: str) -> tuple[str, ...]:
     A line that begins with a blank goes on with the message before it; ``KEY=value`` lines are left out.
     """
     messages: list[str] = []
-    for line in record.split("\n"):
+    for line in filter(None, record.split("\n")):
         text = line[:_READ]
         if not text[:1].isspace():
             if message := _message(text):

@@ -17,6 +17,7 @@ from llmgw.hardware.reading import CardHealth, CardReading, GpuReading, Instance
 
 NO_PERMISSION, LOST, RESET_REQUIRED, UNKNOWN = 4, 15, 16, 999
 MAX_LINKS = 36
+PROHIBITED = 2
 _MIB = 1024 * 1024
 _NO_INSTANCE = 0xFFFFFFFF
 
@@ -65,6 +66,10 @@ class Library(Protocol):
     def repair_pending(self, handle: Handle) -> bool: ...
     def sram_threshold(self, handle: Handle) -> bool: ...
     def unrepairable(self, handle: Handle) -> bool: ...
+    def compute_mode(self, handle: Handle) -> int:
+        """0 default, 1 and 3 exclusive, 2 prohibited."""
+        ...
+
     def recovery(self, handle: Handle) -> int: ...
     def reset_required(self, handle: Handle) -> bool: ...
     def fabric(self, handle: Handle) -> tuple[int, int, int, int, str]:
@@ -187,6 +192,7 @@ def _card(library: Library, index: int, handle: Handle) -> _Card:
     repair = get(library.repair_pending, handle)
     retirement, threshold = get(library.retirement_pending, handle), get(library.sram_threshold, handle)
     unrepairable = get(library.unrepairable, handle)
+    compute_mode = get(library.compute_mode, handle)
     uuid = get(library.uuid, handle) or ""
     reset = bool(get(library.reset_required, handle))
     # Asked for under MIG as well, where it has no meaning: a card that wants a reset says so here.
@@ -211,6 +217,7 @@ def _card(library: Library, index: int, handle: Handle) -> _Card:
         repair_pending=repair,
         sram_threshold=threshold,
         unrepairable=unrepairable,
+        prohibited=None if compute_mode is None else compute_mode == PROHIBITED,
         recovery="" if recovery is None else _word(_RECOVERY, recovery),
         fabric_state=_word(_FABRIC_STATE, state),
         fabric_status="" if state != 3 else "success" if status == 0 else f"error {status}",

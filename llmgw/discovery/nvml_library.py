@@ -113,6 +113,9 @@ class PynvmlLibrary:
     def unrepairable(self, handle: Handle) -> bool:
         return bool(_call(pynvml.nvmlDeviceGetUnrepairableMemoryFlag_v1, handle).unrepairableMemory)
 
+    def compute_mode(self, handle: Handle) -> int:
+        return int(_call(pynvml.nvmlDeviceGetComputeMode, handle))
+
     def recovery(self, handle: Handle) -> int:
         return self._field(handle, pynvml.NVML_FI_DEV_GET_GPU_RECOVERY_ACTION)
 

@@ -230,6 +230,7 @@ def _health(gpu: Element) -> CardHealth:
         repair_pending=_yes(gpu, "ecc_errors/channel_repair_pending", "ecc_errors/tpc_repair_pending"),
         sram_threshold=_yes(gpu, "ecc_errors/aggregate/sram_threshold_exceeded"),
         unrepairable=_yes(gpu, "ecc_errors/unrepairable_memory"),
+        prohibited={"Prohibited": True, "Default": False, "Exclusive_Process": False}.get(_raw(gpu, "compute_mode")),
         recovery=_word(_raw(gpu, "gpu_recovery_action"), none=True),
         fabric_state=_word(_raw(fabric, "state")),
         fabric_status=_word(_raw(fabric, "status")),

@@ -36,6 +36,8 @@ def card_faults(health: CardHealth) -> Iterator[Fault]:
         )
     if (why := _reset(health)) is not None:
         yield Fault("needs-reset", why, _RESET)
+    if health.prohibited:
+        yield Fault("prohibited", "its compute mode is Prohibited", "run nvidia-smi -c DEFAULT on it")
     if health.fabric_state == "in progress":
         yield Fault("not-ready", "the NVLink fabric is still being set up", "wait; else restart nvidia-fabricmanager")
     elif health.fabric_state == "not started":

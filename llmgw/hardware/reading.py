@@ -39,10 +39,10 @@ class InstanceReading:
 class CardHealth:
     """What the driver says of a card's health. Words are in lower case, ``""`` where it says none.
 
-    ``uncorrected`` counts uncorrected volatile ECC errors. ``recovery`` is ``none``, ``reset``, ``reboot``,
-    ``drain p2p``, ``drain and reset`` or newer; ``fabric_state`` is ``not started``, ``in progress`` or
-    ``completed``; ``fabric_status`` is ``success`` or what went wrong; ``fabric_health`` is ``healthy``,
-    ``unhealthy`` or ``limited capacity``.
+    ``uncorrected`` counts uncorrected volatile ECC errors; ``prohibited`` says that the compute mode lets nobody in.
+    ``recovery`` is ``none``, ``reset``, ``reboot``, ``drain p2p``, ``drain and reset`` or newer; ``fabric_state`` is
+    ``not started``, ``in progress`` or ``completed``; ``fabric_status`` is ``success`` or what went wrong;
+    ``fabric_health`` is ``healthy``, ``unhealthy`` or ``limited capacity``.
     """
 
     lost: bool = False
@@ -55,6 +55,7 @@ class CardHealth:
     repair_pending: bool | None = None
     sram_threshold: bool | None = None
     unrepairable: bool | None = None
+    prohibited: bool | None = None
     recovery: str = ""
     fabric_state: str = ""
     fabric_status: str = ""

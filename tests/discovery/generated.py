@@ -48,6 +48,7 @@ states = st.fixed_dictionaries(
         "remap_pending": st.booleans(),
         "remap_failed": st.booleans(),
         "repair_pending": st.booleans(),
+        "prohibited": st.booleans(),
         "remapped": st.integers(0, 5),
         "links_down": st.integers(0, 20),
         "temperature": st.integers(20, 99),

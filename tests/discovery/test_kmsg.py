@@ -3,6 +3,7 @@ from __future__ import annotations
 import errno
 import fcntl
 import os
+import re
 from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -188,7 +189,7 @@ async def test_a_flood_does_not_keep_others_from_running(log: Log) -> None:
     ("name", "reason", "remedy"),
     [
         ("absent", "No such file or directory", "in a container, pass the device in"),
-        ("folder", "Is a directory", None),
+        ("folder", "Is a directory|Invalid argument", None),  # file systems differ
         ("null", "it ended, so it is no kernel log", None),
     ],
 )
@@ -201,8 +202,8 @@ async def test_a_log_that_cannot_be_read_is_said_once(
     with trio.fail_after(5):
         await watch(tmp_path / name, lambda _: None)
     (line,) = said
-    assert (line["log_level"], line["path"], line["reason"]) == ("info", str(tmp_path / name), reason)
-    assert line["remedy"] == remedy
+    assert (line["log_level"], line["path"], line["remedy"]) == ("info", str(tmp_path / name), remedy)
+    assert re.fullmatch(reason, line["reason"])
     assert line["subject"] == "hardware"
     assert readers(tmp_path / "folder") == 0
     assert readers(Path("/dev/null")) == before

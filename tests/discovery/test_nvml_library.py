@@ -45,6 +45,7 @@ def test_codes_are_nvml_s() -> None:
         pynvml.NVML_ERROR_NO_PERMISSION, pynvml.NVML_ERROR_GPU_IS_LOST, pynvml.NVML_ERROR_RESET_REQUIRED,
         pynvml.NVML_ERROR_UNKNOWN,
     )  # fmt: skip
+    assert nvml.PROHIBITED == pynvml.NVML_COMPUTEMODE_PROHIBITED
     assert nvml.MAX_LINKS == pynvml.NVML_NVLINK_MAX_LINKS
 
 

@@ -58,6 +58,8 @@ def health(inside: str) -> CardHealth:
             "<ecc_errors><channel_repair_pending>No</channel_repair_pending><tpc_repair_pending>Yes</tpc_repair_pending></ecc_errors>",
             {"repair_pending": True},
         ),
+        ("<compute_mode>Prohibited</compute_mode>", {"prohibited": True}),
+        ("<compute_mode>Exclusive_Process</compute_mode>", {"prohibited": False}),
         ("<gpu_reset_status><reset_required>Yes</reset_required></gpu_reset_status>", {"wants_reset": True}),
         ("<gpu_recovery_action>Drain and Reset</gpu_recovery_action>", {"recovery": "drain and reset"}),
         ("<gpu_recovery_action>None</gpu_recovery_action>", {"recovery": "none"}),

@@ -136,6 +136,7 @@ def test_memory_that_may_not_be_read_says_so() -> None:
         (CardHealth(repair_pending=True), "needs-reset", "repair of its memory channels"),
         (CardHealth(recovery="drain and reset"), "needs-reset", "recommends: drain and reset"),
         (CardHealth(wants_reset=True), "needs-reset", "requires a reset"),
+        (CardHealth(prohibited=True), "prohibited", "compute mode is Prohibited"),
         (CardHealth(fabric_state="in progress"), "not-ready", "still being set up"),
         (CardHealth(fabric_state="not started"), "not-ready", "is not set up"),
         (CardHealth(fabric_state="completed", fabric_status="failure"), "not-ready", "failure"),
