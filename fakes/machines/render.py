@@ -49,9 +49,9 @@ def write_state(folder: Path, cards: Mapping[int, Mapping[str, Any]] | None = No
 
     ``cards`` maps an index to any of ``ecc`` (uncorrected errors), ``used_mib``, ``processes`` (lists of pid, name,
     MiB and, under MIG, the GPU and compute instance), ``lost``, ``needs_reset``, ``pending_mig`` (bool),
-    ``remap_pending``, ``remap_failed``, ``repair_pending``, ``remapped`` (rows), ``links_down``, ``prohibited``, ``temperature``,
-    ``power``, ``utilization``, ``fabric`` (its state). ``program`` makes all of it ``hang``, report ``mismatch``,
-    ``no-driver`` or a ``lost`` GPU; ``nvml-broken`` breaks NVML alone.
+    ``remap_pending``, ``remap_failed``, ``repair_pending``, ``remapped`` (rows), ``links_down``, ``prohibited``,
+    ``temperature``, ``power``, ``utilization``, ``fabric`` (its state). ``program`` makes all of it ``hang``, report
+    ``mismatch``, ``no-driver`` or a ``lost`` GPU; ``nvml-broken`` breaks NVML alone.
     """
     fresh = folder / ".state.json.new"
     fresh.write_text(json.dumps({"cards": {str(k): dict(v) for k, v in (cards or {}).items()}, "program": program}))
