@@ -29,7 +29,7 @@ KMSG = Path("/dev/kmsg")
 SETTLE_S = 1.0
 """After an event the hardware is read this much later: what happens to one card often happens to several."""
 
-QUIET_S = 15.0
+QUIET_S = 5.0
 """Least time between two readings: a card that hangs makes the reading itself write Xids, which ask for another."""
 
 

@@ -19,7 +19,7 @@ from llmgw.agent.hardware import Hardware
 from llmgw.agent.session import Link, Outbox
 from llmgw.agent.shards import Shards
 from llmgw.link.client import Backoff
-from llmgw.scheduler.state import ShardReport, ShardState
+from llmgw.scheduler.state import ShardReport
 from llmgw.settings.daemon import AgentConfig
 from llmgw.store.folder import held
 from llmgw.telemetry.logging import configure, logger
@@ -40,8 +40,9 @@ async def _main(config: AgentConfig) -> None:
 
     def shard_changed(report: ShardReport) -> None:
         outbox.report(report)
-        if report.state is ShardState.FAILED:
-            hardware.look_again()  # what killed it may have been a device
+        if report.state.ended:
+            # What killed it may have been a device, and its memory must be seen to be free before others get it.
+            hardware.look_again()
 
     shards = Shards(config, shard_changed, time.time)
     dispatch = Dispatch(shards, epoch, lambda: hardware.inventory)

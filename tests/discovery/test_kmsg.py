@@ -4,6 +4,7 @@ import errno
 import fcntl
 import os
 import re
+import tracemalloc
 from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -115,7 +116,13 @@ async def test_a_gpu_that_was_lost_over_several_lines(log: Log) -> None:
 
 async def test_a_line_without_an_end_is_bounded(log: Log) -> None:
     async with watched(log):
-        await log.write(xid(48)[:-1].split("\n")[0] + "x" * 900_000)
+        text = xid(48).split("\n")[0] + "x" * 900_000
+        tracemalloc.start()
+        try:
+            await log.write(text)
+            assert tracemalloc.get_traced_memory()[0] < 200_000
+        finally:
+            tracemalloc.stop()
         assert log.heard == []
         await log.write("x\n" + xid(79))
         assert log.codes == [48, 79]
@@ -168,21 +175,30 @@ async def test_ever_new_events_take_no_ever_more_memory(log: Log, autojump_clock
         await log.write(xid(4999) + xid(0))
         # The first was forgotten, so that it is news; the last was not.
         assert log.codes == [*range(5000), 0]
+        await trio.sleep(2 * REPEAT_S)
+        log.heard.clear()
+        await log.write("".join(xid(number) for number in range(1024)))
+        await trio.sleep(2 * REPEAT_S)
+        await log.write(xid(0) + xid(5000) + xid(0))
+        assert log.codes == [*range(1024), 0, 5000]
 
 
-async def test_a_flood_does_not_keep_others_from_running(log: Log) -> None:
+async def test_a_flood_keeps_neither_others_from_running_nor_a_repeat_from_being_told(
+    log: Log, mock_clock: trio.testing.MockClock
+) -> None:
     """The log is never empty here, so that reading it never waits."""
-    assert os.write(log.writer, (xid(79) * 10_000 + xid(31)).encode()) > 700_000
+    assert os.write(log.writer, (xid(79) * 100 + "6,1,1,-;another line\n" * 20_000 + xid(31)).encode()) > 400_000
     turns = 0
     async with trio.open_nursery() as nursery:
         nursery.start_soon(watch, log.path, log.heard.append)
-        with trio.fail_after(20):
-            while 31 not in log.codes:
-                turns += 1
-                await trio.lowlevel.checkpoint()
+        while 31 not in log.codes:
+            turns += 1
+            if turns == 50:
+                mock_clock.jump(REPEAT_S)
+            await trio.lowlevel.checkpoint()
         nursery.cancel_scope.cancel()
-    assert turns >= 100
-    assert log.codes == [79, 31]
+    assert turns >= 200
+    assert log.codes == [79, 79, 31]
 
 
 @pytest.mark.parametrize(
