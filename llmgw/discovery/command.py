@@ -14,6 +14,7 @@ MAX_OUTPUT_BYTES = 16 * 1024 * 1024
 _KEPT = ("PATH", "LD_LIBRARY_PATH")
 """All of our environment that a program gets: some images have the driver's libraries in a folder of their own."""
 _REAP_S = 0.5
+_LAST_WORDS_S = 0.5
 
 
 @frozen
@@ -61,19 +62,27 @@ async def run(argv: Sequence[str], timeout_s: float) -> Ran:
                 nursery.start_soon(_collect, process.stdout, out)
                 nursery.start_soon(_collect, process.stderr, err)
                 await process.wait()
+                # What it started may hold its pipes for ever: what is in them by now is all that counts.
+                nursery.cancel_scope.deadline = trio.current_time() + _LAST_WORDS_S
+            if nursery.cancel_scope.cancelled_caught:
+                _kill_group(process)  # it has members still, so the number is nobody else's
         ran = Ran(tuple(argv), process.returncode, out.decode(errors="replace"), err.decode(errors="replace"))
     finally:
         if process.returncode is None:
-            try:
-                os.killpg(process.pid, signal.SIGKILL)
-            except ProcessLookupError:
-                process.kill()
+            _kill_group(process)
             with trio.move_on_after(_REAP_S, shield=True):
                 await process.wait()
         for pipe in (process.stdout, process.stderr):
             if pipe is not None:
                 await trio.aclose_forcefully(pipe)
     return ran if process.returncode is not None else evolve(ran, left=process)
+
+
+def _kill_group(process: trio.Process) -> None:
+    try:
+        os.killpg(process.pid, signal.SIGKILL)
+    except ProcessLookupError:
+        process.kill()
 
 
 async def _collect(stream: trio.abc.ReceiveStream, into: bytearray) -> None:

@@ -113,7 +113,7 @@ def parse_record(record: str) -> tuple[str, ...]:
             continue
         elif not messages:
             messages.extend(filter(None, [_printable(text)]))
-        elif len(messages[-1]) < _READ:
+        else:
             messages[-1] = f"{messages[-1]} {_printable(text)}"[:_READ].rstrip()
     return tuple(messages)
 

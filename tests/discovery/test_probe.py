@@ -290,3 +290,14 @@ async def test_a_display_of_the_board_is_no_gpu(tmp_path: Path) -> None:
         (function / "class").write_text(f"{kind}\n")
         (function / "vendor").write_text(f"{vendor}\n")
     assert codes(await read(tmp_path)) == ["no-gpu"]
+
+
+async def test_a_child_that_keeps_the_pipes_is_not_waited_for_and_does_not_stay(tmp_path: Path) -> None:
+    began = time.monotonic()
+    ran = await run(("sh", "-c", f"sleep 1000 & echo $! > {tmp_path}/pid; echo said; exit 3"), 60)
+    assert time.monotonic() - began < 20
+    assert (ran.code, ran.stdout, ran.left) == (3, "said\n", None)
+    pid = int((tmp_path / "pid").read_text())
+    with trio.fail_after(5):
+        while _alive(pid):
+            await trio.sleep(0.01)
