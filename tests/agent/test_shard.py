@@ -104,6 +104,12 @@ def test_what_moves_is_not_ended_and_what_stands_still_is() -> None:
     assert shard.reason == "stood still for 100 s at: compiling (loading for 1181 s, waited for the model to be listed)"
 
 
+def test_the_same_line_again_is_standing_still() -> None:
+    same = [(float(n * 10), Progressed("loading weights, file 3 of 9", 0.33)) for n in range(1, 10)]
+    assert play(*same, (109, Tick()))[1] == ()
+    assert play(*same, (110, Tick()))[1] == (Terminate(),)
+
+
 def test_going_round_in_circles_is_standing_still() -> None:
     circle = [(float(n * 10), Progressed(("loading weights", "compiling")[n % 2], None)) for n in range(1, 40)]
     shard, now = begin("m", LIMITS, 0.0), 0.0

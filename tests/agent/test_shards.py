@@ -457,6 +457,7 @@ async def test_a_failure_that_is_known_is_told_with_its_cause_and_remedy(folder:
         assert failed.reason.startswith("the model's 4 attention heads cannot be divided by tp 3; the engine ended")
         assert (failed.remedy, failed.final) == ("choose a tp that divides 4", True)
         assert failed.log_tail[-1] == "line 99", "the cause stands above what is told of the log"
+        assert len(failed.log_tail) == 30
     async with running(config(folder)) as node:
         (again,) = node.shards.reports()
         assert (again.remedy, again.final) == ("choose a tp that divides 4", True)

@@ -70,6 +70,12 @@ def test_an_argument_that_came_later_and_one_that_came_back() -> None:
     assert said(K.VLLM, "--disable-log-requests", version="0.33.0") == []
 
 
+def test_between_two_versions_an_argument_of_either_will_do() -> None:
+    assert said(K.VLLM, "--device-ids", "0", version="0.20.2") != []
+    assert said(K.VLLM, "--device-ids", "0", version="0.22.1") == []
+    assert said(K.VLLM, "--device-ids", "0", version="0.24.0") == []
+
+
 def test_what_a_version_beyond_the_tables_may_have_is_let_pass() -> None:
     assert said(K.VLLM, "--from-the-future", "1", "--seed", "7", version="0.40.0") == []
     assert said(K.VLLM, "--from-the-future", "1", version="0.33.0") != []
@@ -77,6 +83,7 @@ def test_what_a_version_beyond_the_tables_may_have_is_let_pass() -> None:
 
 def test_values_are_not_taken_for_arguments() -> None:
     assert said(K.VLLM, "--seed", "-1") == []
+    assert said(K.VLLM, "--allowed-media-domains", "-1", "-.5", "--seed=1") == []
     assert said(K.VLLM, "--allowed-media-domains", "a", "b", "--seed=1") == []
     assert said(K.VLLM, "--enable-lora", "yes") == [(1, "'yes' belongs to no argument")]
     assert said(K.VLLM, "--seed") == [(0, "--seed needs a value")]
