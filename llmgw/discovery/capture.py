@@ -83,7 +83,13 @@ class Recorder:
             (commands / f"{name}.err").write_text(said.stderr)
         (commands / "index.json").write_text(json.dumps(index, indent=2) + "\n")
         self._reader.save(folder)
-        mark = {**about, "format": FORMAT, "host": asdict(host), "fabrics": [asdict(rule) for rule in rules]}
+        mark = {
+            **about,
+            "format": FORMAT,
+            "host": asdict(host),
+            "fabrics": [asdict(rule) for rule in rules],
+            "unusable": sorted(str(path.relative_to(self.root)) for path in self._reader.unusable),
+        }
         (folder / MARK).write_text(json.dumps(mark, indent=2) + "\n")
 
 
@@ -109,6 +115,7 @@ class _RecordingReader:
         self._files: dict[Path, bytes] = {}
         self._listed: dict[Path, tuple[str, ...]] = {}
         self._links: dict[Path, str] = {}
+        self.unusable: set[Path] = set()
 
     def text(self, path: Path) -> str | None:
         """See :class:`llmgw.discovery.sysfs.Reader`."""
@@ -144,6 +151,13 @@ class _RecordingReader:
         found = self._inner.real(path)
         if found is not None:
             self._links[path] = found
+        return found
+
+    def usable(self, path: Path) -> bool:
+        """See :class:`llmgw.discovery.sysfs.Reader`."""
+        found = self._inner.usable(path)
+        if not found:
+            self.unusable.add(path)
         return found
 
     def save(self, folder: Path) -> None:
@@ -189,7 +203,9 @@ class _ConfinedReader(DiskReader):
     """Reads a folder that somebody sent: nothing outside of it, wherever its links lead."""
 
     def __init__(self, folder: Path) -> None:
+        self._folder = folder
         self._top = os.path.realpath(folder)
+        self.unusable: frozenset[str] = frozenset()
 
     def raw(self, path: Path, limit: int) -> bytes:
         """See :class:`llmgw.discovery.sysfs.Reader`."""
@@ -198,6 +214,10 @@ class _ConfinedReader(DiskReader):
     def names(self, path: Path) -> tuple[str, ...]:
         """See :class:`llmgw.discovery.sysfs.Reader`."""
         return super().names(path) if self._within(path) else ()
+
+    def usable(self, path: Path) -> bool:
+        """See :class:`llmgw.discovery.sysfs.Reader`: as it was then."""
+        return str(path.relative_to(self._folder)) not in self.unusable
 
     def _within(self, path: Path) -> bool:
         return os.path.realpath(path).startswith(f"{self._top}/")
@@ -218,6 +238,7 @@ class CapturedMachine:
             self._index = convert.structure(json.loads((folder / "commands/index.json").read_bytes()), dict[str, _Said])
             self._host = convert.structure(about["host"], Host)
             self.rules = convert.structure(about["fabrics"], tuple[FabricRule, ...])
+            self._reader.unusable = frozenset(convert.structure(about.get("unusable", []), tuple[str, ...]))
             known = about["format"] == FORMAT
         except (OSError, ValueError, KeyError, TypeError, cattrs.BaseValidationError) as wrong:
             raise DiscoveryError(

@@ -172,13 +172,17 @@ def _indexed(log: SmiLog, listed: Listed) -> list[CardReading]:
 def _completed(
     card: CardReading, listed: Listed, capabilities: Mapping[str, int], links: Mapping[int, NvlinkCard]
 ) -> CardReading:
-    names = {item.index: item for item in listed.migs if item.card == card.index}
+    names: dict[int | str, ListedMig] = {}
+    for item in listed.migs:
+        if item.card == card.index:
+            names[item.index] = names[item.uuid] = item
     up = links.get(card.index)
     active = None if up is None or not up.links else sum(1 for speed in up.links if speed is not None)
     return evolve(
         card,
         capability=capabilities.get(card.uuid),
-        instances=tuple(_named(instance, names.get(instance.index)) for instance in card.instances),
+        # By UUID where the XML has it: positions are not identities.
+        instances=tuple(_named(i, names.get(i.uuid or i.index)) for i in card.instances),
         nvlinks=len(up.links) if up is not None and active else None,
         nvlinks_up=active or None,
     )

@@ -53,6 +53,10 @@ class Reader(Protocol):
         """Where a path really leads, with every link followed, or ``None``."""
         ...
 
+    def usable(self, path: Path) -> bool:
+        """Whether this process may open a file for reading and writing."""
+        ...
+
 
 class DiskReader:
     """Reads the real tree, or a folder that stands in for it."""
@@ -88,6 +92,10 @@ class DiskReader:
             return os.path.realpath(path, strict=True)
         except OSError:
             return None
+
+    def usable(self, path: Path) -> bool:
+        """See :class:`Reader`."""
+        return os.access(path, os.R_OK | os.W_OK)
 
 
 def read_adapters(
@@ -199,8 +207,12 @@ class _Reading:
         mine = [n for n in self.reader.names(path / "device/infiniband_verbs") if n.startswith("uverbs")]
         verbs = self.root / "sys/class/infiniband_verbs"
         mine += [n for n in self.reader.names(verbs) if self.reader.text(verbs / n / "ibdev") == path.name]
-        if mine and any(name in there for name in mine):
+        here = [name for name in mine if name in there]
+        if any(self.reader.usable(self.root / "dev/infiniband" / name) for name in here):
             return ()
+        if here:
+            reason = f"/dev/infiniband/{here[0]} may not be opened by this user"
+            return (Fault("no-verbs", reason, "let the agent's user open it (group rdma), or run the agent as root"),)
         remedy = "load ib_uverbs; give a container /dev/infiniband"
         return (Fault("no-verbs", "sysfs shows it, and it has no device in /dev/infiniband to be opened with", remedy),)
 

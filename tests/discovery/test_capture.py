@@ -168,3 +168,26 @@ async def test_a_host_that_is_called_like_a_part_of_it_is_captured_all_the_same(
     assert len(live.devices) == 8
     await trio.to_thread.run_sync(recorder.save, tmp_path / "c", live.host, (), {})
     assert await discover(config, (), CapturedMachine(tmp_path / "c")) == live
+
+
+class Shut(DiskReader):
+    def usable(self, path: Path) -> bool:
+        return False
+
+
+class ShutMachine(LiveMachine):
+    @property
+    def reader(self) -> Reader:
+        return Shut()
+
+
+async def test_what_could_not_be_opened_then_cannot_be_opened_in_the_capture(tmp_path: Path) -> None:
+    render(MACHINES["hgx-h100"], tmp_path / "machine")
+    config = Discovery(root=str(tmp_path / "machine"))
+    recorder = Recorder(ShutMachine(config), "h-o-s-t")
+    live = await discover(config, RULES, recorder)
+    assert {f.code for a in live.adapters for f in a.faults} == {"no-verbs"}
+    assert {f.code for f in live.fabrics[0].faults} == {"no-verbs"}
+    await trio.to_thread.run_sync(recorder.save, tmp_path / "c", live.host, RULES, {})
+    machine = CapturedMachine(tmp_path / "c")
+    assert await discover(config, machine.rules, machine) == live

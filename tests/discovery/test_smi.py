@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from fakes.machines import MACHINES, Card, Machine
+from fakes.machines.description import as_json
 from llmgw.discovery import smi
 from llmgw.discovery.command import Ran
 from llmgw.discovery.faults import DiscoveryError
@@ -120,3 +121,22 @@ async def test_the_mig_devices_of_a_card_are_named_by_their_index() -> None:
     assert found.cards[0].instances == ()
     unnamed = await read(machine, lambda what, text: "" if what == "-L" else text)
     assert [(i.profile, i.uuid) for i in unnamed.cards[1].instances] == [("", ""), ("", "")]
+
+
+async def test_mig_devices_are_joined_by_uuid_where_the_xml_has_one() -> None:
+    machine = MACHINES["a100-mig"]
+    uuids = [m["uuid"] for m in as_json(machine)["cards"][0]["mig"]]
+
+    def change(what: str, text: str) -> str:
+        if what != "-q":
+            return text
+        for index, uuid in enumerate(reversed(uuids)):
+            text = text.replace(
+                f"<mig_device><index>{index}</index>", f"<mig_device><index>{index}</index><uuid>{uuid}</uuid>"
+            )
+        return text
+
+    found = await read(machine, change)
+    assert [(i.index, i.profile, i.uuid) for i in found.cards[0].instances] == [
+        (0, "3g.40gb", uuids[1]), (1, "4g.40gb", uuids[0]),
+    ]  # fmt: skip

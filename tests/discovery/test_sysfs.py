@@ -221,6 +221,16 @@ def test_what_sysfs_shows_and_verbs_cannot_open() -> None:
     assert read(port("mlx5_0"))[0].faults == ()
 
 
+def test_what_verbs_has_and_this_user_may_not_open() -> None:
+    files = {
+        **port("mlx5_0"), "dev/null": "", "dev/infiniband/uverbs3": "",
+        "sys/class/infiniband_verbs/uverbs3/ibdev": "mlx5_0",
+    }  # fmt: skip
+    assert read_adapters(ROOT, Tree(files))[0].faults == ()
+    (fault,) = read_adapters(ROOT, Tree(files, shut=("dev/infiniband/uverbs3",)))[0].faults
+    assert (fault.code, fault.reason) == ("no-verbs", "/dev/infiniband/uverbs3 may not be opened by this user")
+
+
 def test_addresses_of_the_interfaces() -> None:
     tree = Tree({**port("mlx5_0"), **adapter("mlx5_0", device__net__ib0__mtu="2044")})
     (found,) = read_adapters(ROOT, tree, {"ib0": ("10.7.0.1/16",), "eth0": ("10.0.0.1/8",)})

@@ -11,7 +11,10 @@ ZERO = ":".join(["0000"] * 8)
 class Tree:
     """A reader over files by path; what is not there cannot be read, as an entry that the kernel refuses."""
 
-    def __init__(self, files: dict[str, str | bytes], links: dict[str, str] | None = None) -> None:
+    def __init__(
+        self, files: dict[str, str | bytes], links: dict[str, str] | None = None, shut: tuple[str, ...] = ()
+    ) -> None:
+        self.shut = {f"/r/{name}" for name in shut}
         self.files = {f"/r/{name}": value for name, value in files.items()}
         self.links = {f"/r/{name}": value for name, value in (links or {}).items()}
         self.read: list[str] = []
@@ -29,6 +32,9 @@ class Tree:
         self.read.append(str(path))
         value = self.files.get(str(path), b"")
         return value[:limit] if isinstance(value, bytes) else value.encode()[:limit]
+
+    def usable(self, path: Path) -> bool:
+        return str(path) not in self.shut
 
     def target(self, path: Path) -> str | None:
         real = self.real(path)
