@@ -167,6 +167,10 @@ def _read(discovery: Discovery, rules: Sequence[FabricRule], save: Path | None, 
         raise OperatorError(f"--save {save}", "exists already", "name a new folder")
     recorder = Recorder(machine, socket.gethostname())
     found = trio.run(_patiently, discovery, rules, recorder)
+    if discovery.source is not GpuSource.NONE:
+        # Whoever reads the capture wants to see what both ways say.
+        for source in (GpuSource.NVIDIA_SMI, GpuSource.NVML):
+            trio.run(_patiently, evolve(discovery, source=source), rules, recorder)
     about = {
         "llmgw": __version__,
         "source": found.source,

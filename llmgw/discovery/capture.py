@@ -57,8 +57,16 @@ class Recorder:
         return evolve(self._machine.host(), hostname=HIDDEN, boot_id="")
 
     async def ask(self, program: str, *args: str) -> Ran:
-        """See :class:`llmgw.discovery.machine.Machine`. The answer has serials and the host's name blanked."""
+        """See :class:`llmgw.discovery.machine.Machine`. The answer has serials and the host's name blanked.
+
+        What was asked already gets the same answer again: a capture is of one moment.
+        """
         asked = " ".join((program, *args))
+        known = self._ran.get(asked)
+        if isinstance(known, Ran):
+            return known
+        if known is not None:
+            raise known
         try:
             ran = await self._machine.ask(program, *args)
         except DiscoveryError as failed:

@@ -125,6 +125,10 @@ def test_saved_and_read_elsewhere(tmp_path: Path) -> None:
     assert (again.returncode, json.loads(again.stdout)) == (0, json.loads(saved.stdout))
     assert json.loads(again.stdout)["host"]["hostname"] == "hidden"
     assert json.loads(again.stdout)["fabrics"][0]["label"] == "ib"
+    through_smi = llmgw("--root", tmp_path / "c", "--json", "--source", "nvidia-smi")
+    assert (json.loads(again.stdout)["source"], json.loads(through_smi.stdout)["source"]) == ("nvml", "nvidia-smi")
+    assert len(json.loads(through_smi.stdout)["devices"]) == 8
+    assert any(path.read_text().startswith("<?xml") for path in (tmp_path / "c/commands").glob("*.out"))
     twice = llmgw("--save", tmp_path / "c", config=config)
     assert twice.returncode == 2
     assert "exists already" in twice.stderr
