@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import shutil
 import socket
 import time
@@ -144,7 +143,7 @@ def _harmless(inventory: Inventory) -> bool:
 
 def _read(discovery: Discovery, rules: Sequence[FabricRule], save: Path | None, *, run_programs: bool) -> Inventory:
     from llmgw.discovery.capture import CapturedMachine, Recorder, is_capture
-    from llmgw.discovery.machine import LiveMachine
+    from llmgw.discovery.machine import FilesOnly, LiveMachine, programs_of
 
     root = Path(discovery.root)
     machine: Machine
@@ -153,14 +152,14 @@ def _read(discovery: Discovery, rules: Sequence[FabricRule], save: Path | None, 
         rules = captured.rules
     elif run_programs:
         machine = LiveMachine(discovery)
-    elif os.access(root / "usr/bin/nvidia-smi", os.X_OK):
+    elif there := programs_of(root):
         raise OperatorError(
             f"--root {root}",
-            "holds programs, and is no capture",
+            f"holds programs ({', '.join(str(path.relative_to(root)) for path in there)}), and is no capture",
             "a folder that somebody sent could hold anything; for one that you made yourself add --run-programs",
         )
     else:
-        machine = LiveMachine(evolve(discovery, nvidia_smi=None))
+        machine = FilesOnly(discovery)
     if save is None:
         return trio.run(_patiently, discovery, rules, machine)
     if save.exists():

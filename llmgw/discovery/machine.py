@@ -51,6 +51,11 @@ class Machine(Protocol):
         ...
 
 
+def programs_of(root: Path) -> tuple[Path, ...]:
+    """The programs that a folder brings along, and that reading it as a machine's root would run."""
+    return tuple(path for name in _BELOW_ROOT.values() if os.access(path := root / name, os.X_OK))
+
+
 class LiveMachine:
     """The machine that this process runs on, or a folder with programs of its own that stands in for one.
 
@@ -127,3 +132,11 @@ class LiveMachine:
         if found is None:
             raise DiscoveryError("not-found", program, "was not found", "")
         return (found,)
+
+
+class FilesOnly(LiveMachine):
+    """A folder that stands in for a machine's root and of which nothing is run."""
+
+    async def ask(self, program: str, *args: str) -> Ran:
+        """See :class:`Machine`: there is nobody to ask."""
+        raise DiscoveryError("not-found", program, "is not run", "")

@@ -142,6 +142,19 @@ def test_a_folder_with_programs_is_not_run_unless_asked(tmp_path: Path) -> None:
     assert "--run-programs" in done.stderr
 
 
+@pytest.mark.parametrize("program", ["usr/libexec/llmgw-nvml", "usr/sbin/ip", "usr/bin/nvidia-smi"])
+def test_no_program_of_a_folder_is_run_unasked(program: str, tmp_path: Path) -> None:
+    path = tmp_path / "m" / program
+    path.parent.mkdir(parents=True)
+    path.write_text(f"#!/bin/sh\ntouch {tmp_path}/ran\n")
+    path.chmod(0o755)
+    done = llmgw("--root", tmp_path / "m")
+    assert (done.returncode, program in done.stderr) == (2, True)
+    path.chmod(0o644)
+    assert llmgw("--root", tmp_path / "m").returncode == 0
+    assert not (tmp_path / "ran").exists()
+
+
 def test_an_error_where_gpus_could_not_be_read(tmp_path: Path) -> None:
     render(MACHINES["l40s-2"], tmp_path / "m")
     write_state(tmp_path / "m", program="mismatch")
