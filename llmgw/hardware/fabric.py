@@ -13,13 +13,12 @@ from enum import StrEnum
 
 from attrs import frozen
 
-from llmgw.hardware.inventory import Adapter, AdapterKind, Fabric, FabricPort, Fault, Gid, Port
+from llmgw.hardware.inventory import Adapter, AdapterKind, Fabric, FabricPort, Fault, Port
 
 MOST_ADAPTERS = 32
 """NCCL opens this many at most (MAX_IB_DEVS in its net_ib transport) and leaves out the others silently."""
 
 _ABLE = (AdapterKind.INFINIBAND, AdapterKind.ROCE)
-_ACTIVE = ("active", "active_defer")
 
 
 class LinkLayer(StrEnum):
@@ -33,8 +32,8 @@ class LinkLayer(StrEnum):
 class FabricRule:
     """Which ports belong to a fabric: those for which every condition that is given holds.
 
-    ``adapters`` are exact names, ``mlx5_0``, or ``mlx5_0:1`` for one port. ``subnets`` are networks such as
-    ``10.30.0.0/16`` that an address of the port's interface lies in.
+    ``adapters`` are exact names, ``mlx5_0`` for all ports of an adapter, or ``mlx5_0:1`` for one. ``subnets`` are
+    networks such as ``10.30.0.0/16``: on RoCE a GID of the port lies in one, else an address of its interface does.
     """
 
     label: str
@@ -49,90 +48,111 @@ def resolve_all(rules: Iterable[FabricRule], adapters: Sequence[Adapter]) -> tup
 
 
 def resolve(rule: FabricRule, adapters: Sequence[Adapter]) -> Fabric:
-    """One fabric: the active ports that belong to it, and why some that should do not."""
-    ports: list[tuple[Adapter, Port, Gid | None]] = []
+    """One fabric: the active ports that belong to it, in natural order, and why some that should do not.
+
+    What is named and down is a fault, as somebody counts on it: with one rail of eight missing, NCCL pairs the others
+    with the wrong ones of another node. What merely matches and is down is not mentioned.
+    """
+    adapters = sorted(adapters, key=lambda a: (natural(a.name), a.name))
     faults = list(_named_faults(rule, adapters))
+    up: list[tuple[Adapter, Port]] = []
     for adapter in adapters:
         for port in adapter.ports:
-            if not _belongs(rule, adapter, port):
+            if not _matches(rule, adapter, port):
                 continue
-            if port.state not in _ACTIVE:
-                if _named(rule, adapter, port):
-                    how = f" ({port.physical_state})" if port.physical_state else ""
-                    faults.append(
-                        Fault(
-                            "port-down",
-                            f"{adapter.name} port {port.number} is {port.state}{how}",
-                            "check its cable and switch port; InfiniBand that stays in init has no subnet manager",
-                        )
-                    )
-                continue
-            faults += [Fault(f.code, f"{adapter.name}: {f.reason}", f.remedy) for f in adapter.faults]
-            if port.link_layer == LinkLayer.ETHERNET:
-                gid = next((g for g in port.gids if not rule.subnets or _inside(g.address, rule.subnets)), None)
-                if gid is None:
-                    why = port.gid_trouble or f"no address of {adapter.name} is in {', '.join(rule.subnets)}"
-                    remedy = f"give {_interface(adapter)} an address of the fabric's network"
-                    faults.append(Fault("no-gid", f"{adapter.name} port {port.number}: {why}", remedy))
-                    continue
-                ports.append((adapter, port, gid))
-            else:
-                ports.append((adapter, port, None))
-    layers = sorted({port.link_layer for _, port, _ in ports})
+            addresses, named = _addresses(adapter, port), _named(rule, adapter, port)
+            inside = not rule.subnets or any(_inside(address, rule.subnets) for address in addresses)
+            # Of what is named and has lost its address nobody can say that it is of another network.
+            lost = named and not addresses
+            if port.state != "active":
+                if named and (inside or lost):
+                    faults.append(_down(adapter, port))
+            elif inside or (lost and port.link_layer == LinkLayer.ETHERNET):
+                up.append((adapter, port))
+    layers = sorted({port.link_layer for _, port in up})
     if len(layers) > 1:
         reason = f"its ports are of {' and '.join(layers)}; NCCL does not run over both at once"
         faults.append(Fault("mixed-link-layers", reason, "give the rule a link_layer, or declare two fabrics"))
-        ports = []
-    elif len(ports) > MOST_ADAPTERS:
+        return Fabric(rule.label, AdapterKind.UNKNOWN, (), tuple(faults))
+    for adapter in dict.fromkeys(adapter for adapter, _ in up):
+        faults += [Fault(f.code, f"{adapter.name}: {f.reason}", f.remedy) for f in adapter.faults]
+    ports: list[FabricPort] = []
+    for adapter, port in up:
+        gid = next((g for g in port.gids if not rule.subnets or _inside(g.address, rule.subnets)), None)
+        if port.link_layer == LinkLayer.INFINIBAND:
+            ports.append(FabricPort(adapter.name, port.number))
+        elif gid is None:
+            why = port.gid_trouble or f"none of its GIDs is in {', '.join(rule.subnets)}"
+            remedy = f"give {_interface(adapter)} an address of the fabric's network"
+            faults.append(Fault("no-gid", f"{adapter.name} port {port.number}: {why}", remedy))
+        else:
+            ports.append(FabricPort(adapter.name, port.number, gid))
+    if len(ports) > MOST_ADAPTERS:
         reason = f"{len(ports)} ports match, NCCL opens {MOST_ADAPTERS}"
         faults.append(Fault("too-many-adapters", reason, "name the adapters in the rule"))
     elif not ports and not faults:
-        faults.append(
-            Fault("no-port", f"no active port matches ({_wanted(rule)}); {_there(adapters)}", "correct the rule")
-        )
+        reason = f"no active port matches ({_wanted(rule)}); {_there(adapters)}"
+        faults.append(Fault("no-port", reason, "correct the rule"))
     kind = AdapterKind.UNKNOWN
     if ports:
         kind = AdapterKind.INFINIBAND if layers == [LinkLayer.INFINIBAND.value] else AdapterKind.ROCE
-    return Fabric(
-        label=rule.label,
-        kind=kind,
-        ports=tuple(FabricPort(adapter.name, port.number, gid) for adapter, port, gid in ports),
-        faults=tuple(faults),
-    )
+    return Fabric(rule.label, kind, tuple(ports), tuple(faults))
 
 
 def _named(rule: FabricRule, adapter: Adapter, port: Port) -> bool:
     return adapter.name in rule.adapters or f"{adapter.name}:{port.number}" in rule.adapters
 
 
-def _belongs(rule: FabricRule, adapter: Adapter, port: Port) -> bool:
+def _matches(rule: FabricRule, adapter: Adapter, port: Port) -> bool:
+    """Whether the port is of the rule, whatever its state and its addresses are."""
     if adapter.kind not in _ABLE or port.link_layer not in tuple(LinkLayer):
-        return False
-    if rule.adapters and not _named(rule, adapter, port):
-        return False
-    # A virtual function is somebody's slice, and a member of a bond carries other traffic: only when asked for.
-    if (adapter.virtual or _bond_member(adapter)) and not _named(rule, adapter, port):
         return False
     if rule.link_layer is not None and port.link_layer != rule.link_layer:
         return False
-    if not rule.subnets:
-        return True
-    addresses = [a.partition("/")[0] for a in adapter.addresses]
-    if port.link_layer == LinkLayer.ETHERNET:
-        addresses += [g.address for g in port.gids]
-    return any(_inside(a, rule.subnets) for a in addresses)
+    if rule.adapters:
+        return _named(rule, adapter, port)
+    # A virtual function is somebody's slice, and a member of a bond carries other traffic: only when asked for.
+    return not adapter.virtual and not _bond_member(adapter, port)
 
 
-def _bond_member(adapter: Adapter) -> bool:
-    """Whether the adapter is one of several in a bond; one that stands for a whole bond has ``bond`` in its name."""
-    return bool(adapter.bond) and "bond" not in adapter.name
+def _bond_member(adapter: Adapter, port: Port) -> bool:
+    """Whether the port is one of several in a bond; drivers put ``bond`` in the name of one that is a whole bond.
+
+    A bond of IPoIB interfaces says nothing of the InfiniBand ports below it.
+    """
+    return bool(adapter.bond) and "bond" not in adapter.name and port.link_layer == LinkLayer.ETHERNET
+
+
+def _addresses(adapter: Adapter, port: Port) -> tuple[str, ...]:
+    """What the port can be reached at, without addresses that a machine gives itself."""
+    gids = [gid.address for gid in port.gids]
+    # The interfaces are the whole adapter's: where there are several ports, the GIDs know which is whose.
+    if not gids or len(adapter.ports) == 1:
+        gids += [address.partition("/")[0] for address in adapter.addresses]
+    return tuple(address for address in gids if not _inside(address, ("169.254.0.0/16",)))
+
+
+def _down(adapter: Adapter, port: Port) -> Fault:
+    physical = f" ({port.physical_state})" if port.physical_state else ""
+    if port.physical_state.lower() == "disabled":
+        remedy = f"enable it: bring {_interface(adapter)} up, or its switch port"
+    elif port.state in ("init", "armed"):
+        remedy = "an InfiniBand port that stays so has no subnet manager, or is in no partition"
+    else:
+        remedy = "check its cable and its switch port"
+    if len(adapter.ports) > 1:
+        remedy += f"; or name only the port that is meant, such as {adapter.name}:{adapter.ports[-1].number}"
+    return Fault("port-down", f"{adapter.name} port {port.number} is {port.state}{physical}", remedy)
 
 
 def _inside(address: str, subnets: Sequence[str]) -> bool:
-    try:
-        return any(ipaddress.ip_address(address) in ipaddress.ip_network(net, strict=False) for net in subnets)
-    except ValueError:
-        return False
+    for subnet in subnets:
+        try:
+            if ipaddress.ip_address(address) in ipaddress.ip_network(subnet, strict=False):
+                return True
+        except ValueError:
+            continue
+    return False
 
 
 def _named_faults(rule: FabricRule, adapters: Sequence[Adapter]) -> Iterator[Fault]:
@@ -175,7 +195,7 @@ def _wanted(rule: FabricRule) -> str:
 
 
 def _there(adapters: Sequence[Adapter]) -> str:
-    active = [f"{a.name} {p.link_layer}" for a in adapters if a.kind in _ABLE for p in a.ports if p.state in _ACTIVE]
+    active = [f"{a.name} {p.link_layer}" for a in adapters if a.kind in _ABLE for p in a.ports if p.state == "active"]
     return f"active are {', '.join(active)}" if active else "no port of this node is active"
 
 

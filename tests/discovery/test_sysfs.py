@@ -1,22 +1,31 @@
 from __future__ import annotations
 
+import os
 import re
+import shutil
+from collections.abc import Mapping
 from pathlib import Path
 
 import pytest
+from attrs import evolve
 from hypothesis import given
 from hypothesis import strategies as st
 
-from llmgw.discovery.sysfs import DiskReader, adapter_warnings, natural, read_adapters
+from llmgw.discovery.sysfs import DiskReader, adapter_warnings, read_adapters
+from llmgw.hardware.fabric import FabricRule, LinkLayer, hca_list, natural, resolve
 from llmgw.hardware.inventory import Adapter, AdapterKind, Gid
 from tests.discovery.trees import ROOT, Tree, adapter, gids, local, mapped, port, usual
 
 FABRIC = Path(__file__).resolve().parents[3] / "shared" / "fixtures" / "fabric"
 CAPTURES = FABRIC / "sysfs"
+Entry = tuple[int, str, str | None, str | None]
 
 
-def read(*files: dict[str, str | bytes], links: dict[str, str] | None = None) -> tuple[Adapter, ...]:
-    return read_adapters(ROOT, Tree({k: v for some in files for k, v in some.items()}, links))
+def read(
+    *files: Mapping[str, str | bytes], links: dict[str, str] | None = None, **addresses: str
+) -> tuple[Adapter, ...]:
+    tree = Tree({k: v for some in files for k, v in some.items()}, links)
+    return read_adapters(ROOT, tree, {netdev: (address,) for netdev, address in addresses.items()})
 
 
 @pytest.mark.parametrize(
@@ -35,6 +44,12 @@ def read(*files: dict[str, str | bytes], links: dict[str, str] | None = None) ->
         ({**port("rdmap85s0", "Unspecified"), **adapter("rdmap85s0", device__vendor="0x1d0f")}, AdapterKind.EFA),
         (port("rxe0", "Ethernet"), AdapterKind.SOFTWARE),
         (port("siw_lo", "Ethernet"), AdapterKind.SOFTWARE),
+        ({**port("lab0", "Ethernet"), **adapter("lab0", parent="eth0")}, AdapterKind.SOFTWARE),
+        ({**port("lab0", "Ethernet"), **adapter("lab0", fw_ver="0.0.0")}, AdapterKind.SOFTWARE),
+        ({**port("mlx5_0"), **adapter("mlx5_0", fw_ver="0.0.0", device__vendor="0x15b3")}, AdapterKind.INFINIBAND),
+        (port("i40iw0"), AdapterKind.IWARP),
+        ({**port("usnic_0", "Ethernet"), **adapter("usnic_0", node_type="6: usNIC UDP")}, AdapterKind.UNKNOWN),
+        ({**port("hfi1_0"), **adapter("hfi1_0", node_type="1: CA")}, AdapterKind.INFINIBAND),
         (adapter("mlx5_0", node_type="1: CA"), AdapterKind.UNKNOWN),
     ],
 )
@@ -49,7 +64,7 @@ def test_an_irdma_port_is_roce_though_it_has_a_lid_and_no_type() -> None:
         adapter("rocep216s0f0", node_type="1: CA", device__vendor="0x8086"),
     )
     assert (found.kind, found.board) == (AdapterKind.ROCE, "")
-    assert (found.ports[0].rate_gbps, found.ports[0].state, found.ports[0].physical_state) == (None, "down", "disabled")
+    assert (found.ports[0].rate_gbps, found.ports[0].state, found.ports[0].physical_state) == (None, "down", "Disabled")
 
 
 def test_the_link_layer_is_the_port_s() -> None:
@@ -68,7 +83,9 @@ def test_switch_management_is_told_before_its_ports_are_read() -> None:
     assert found.ports[0].gids == ()
     assert tree.read[0].endswith("device/vpd")
     assert not any("/gids/" in path or "/counters/" in path for path in tree.read)
-    assert [w.code for w in adapter_warnings((found,))] == ["switch-management"]
+    assert [w.reason for w in adapter_warnings((found,))] == ["mlx5_0 manages the NVLink switches and is no fabric"]
+    (both,) = adapter_warnings((found, evolve(found, name="mlx5_1")))
+    assert both.reason == "mlx5_0, mlx5_1 manage the NVLink switches and are no fabric"
 
 
 def test_counters_that_refuse_cost_nothing_as_they_are_not_read() -> None:
@@ -96,7 +113,15 @@ def test_values_and_order() -> None:
 def test_what_cannot_be_read_is_absent() -> None:
     (found,) = read(adapter("mlx5_0", ports__1__state=b"\xff", ports__x__state="4: ACTIVE"))
     assert [p.number for p in found.ports] == [1]
-    assert (found.ports[0].state, found.ports[0].rate_gbps) == ("unknown", None)
+    assert (found.ports[0].state, found.ports[0].rate_gbps, found.ports[0].physical_state) == ("unknown", None, "")
+
+
+@pytest.mark.parametrize(
+    ("said", "rate"),
+    [("25 Gb/sec (1X EDR)", 25), ("2.5 Gb/sec (1X)", 2.5), ("9" * 400 + " Gb/sec (4X)", None), ("N/A", None)],
+)
+def test_rates(said: str, rate: float | None) -> None:
+    assert read(port("mlx5_0", rate=said))[0].ports[0].rate_gbps == rate
 
 
 def test_an_adapter_that_vanishes_while_it_is_read_is_left_out() -> None:
@@ -111,7 +136,7 @@ def test_no_rdma_driver(tmp_path: Path) -> None:
     assert read_adapters(tmp_path) == ()
 
 
-def gid_of(*files: dict[str, str | bytes]) -> tuple[list[Gid], str]:
+def gid_of(*files: Mapping[str, str | bytes]) -> tuple[list[Gid], str]:
     (found,) = read(*files)
     return list(found.ports[0].gids), found.ports[0].gid_trouble
 
@@ -141,30 +166,46 @@ def test_in_a_pod_the_first_entries_belong_to_somebody_else() -> None:
                  (6, mapped("10.152.0.12"), "IB/RoCE v1", "net1"), (7, mapped("10.152.0.12"), "RoCE v2", "net1"))  # fmt: skip
     assert gid_of(port("mlx5_0", "Ethernet"), table)[0] == [Gid(7, "10.152.0.12", "net1")]
     elsewhere = {"sys/class/net/eth0/mtu": "1500"}
-    found, trouble = gid_of(port("mlx5_0", "Ethernet"), table, elsewhere)
-    assert found == []
-    assert "another network namespace (net1)" in trouble
+    trouble = "its GIDs belong to another network namespace"
+    assert gid_of(port("mlx5_0", "Ethernet"), table, elsewhere) == ([], f"{trouble} (net1)")
+    # Neither is an address that nobody here has, nor one that somebody there gave itself.
+    nobody = gids("mlx5_0", (3, mapped("10.0.0.1"), "RoCE v2", None), (5, mapped("169.254.1.1"), "RoCE v2", "net1"))
+    assert gid_of(port("mlx5_0", "Ethernet"), nobody, elsewhere) == ([], trouble)
+    assert gid_of(port("mlx5_0", "Ethernet"), gids("mlx5_0"), elsewhere) == ([], f"{trouble}, as its interface does")
 
 
 @pytest.mark.parametrize(
     ("entries", "said"),
     [
-        ((), "no address on e0: all are empty"),
+        ((), "no address on e0: all GIDs are empty"),
         (((0, local(1), "IB/RoCE v1", "e0"), (1, local(1), "RoCE v2", "e0")), "no address on e0: only link-local GIDs"),
         (((3, mapped("169.254.7.9"), "RoCE v2", "e0"),), "self-assigned address 169.254.7.9 on e0"),
-        (((2, mapped("10.0.0.1"), "IB/RoCE v1", "e0"),), "no address on e0: only RoCE v1 GIDs"),
-        (((2, mapped("10.0.0.1"), None, None),), "no address on e0: the kernel does not say which GIDs are RoCE v2"),
-        (((2, "2001:0db8:0000:0000:0000:0000:0000:0001", "RoCE v2", "e0"),), "no address on e0: only IPv6 GIDs"),
-        (((2, mapped("127.0.0.1"), "RoCE v2", "e0"),), "no address on e0: unusable address 127.0.0.1 on e0"),
+        (((2, mapped("10.0.0.1"), "IB/RoCE v1", "e0"),), "10.0.0.1 on e0 has no RoCE v2 GID"),
+        (((2, mapped("10.0.0.1"), None, None),), "the kernel does not say GID types"),
+        (((2, "2001:0db8:0000:0000:0000:0000:0000:0001", "RoCE v2", "e0"),), "no IPv4 address on e0: only IPv6 GIDs"),
+        (((2, mapped("127.0.0.1"), "RoCE v2", "e0"),), "unusable address 127.0.0.1 on e0"),
+        (((2, mapped("0.0.0.0"), "RoCE v2", "e0"),), "unusable address 0.0.0.0 on e0"),
+        (
+            ((0, mapped("10.0.0.1"), None, None), (1, mapped("10.0.0.2"), "IB/RoCE v1", "e0")),
+            "the kernel does not say the type of GID 0 (10.0.0.1)",
+        ),
+        (
+            (
+                (1, local(1), "RoCE v2", "e0"),
+                (2, mapped("169.254.7.9"), "IB/RoCE v1", "e0"),
+                (3, mapped("169.254.7.9"), "RoCE v2", "e0"),
+            ),
+            "self-assigned address 169.254.7.9 on e0",
+        ),
     ],
 )
-def test_no_usable_gid_says_why(entries: tuple[tuple[int, str, str | None, str | None], ...], said: str) -> None:
+def test_no_usable_gid_says_why(entries: tuple[Entry, ...], said: str) -> None:
     own = adapter("mlx5_0", device__net__e0__mtu="9000")
     assert gid_of(port("mlx5_0", "Ethernet"), gids("mlx5_0", *entries), own) == ([], said)
 
 
 def test_no_table() -> None:
-    assert gid_of(port("mlx5_0", "Ethernet")) == ([], "it has no GID table")
+    assert gid_of(port("mlx5_0", "Ethernet")) == ([], "no GID table")
 
 
 def test_the_adapter_s_own_interface_comes_first() -> None:
@@ -179,6 +220,9 @@ def test_a_long_table_is_not_read_to_its_end_once_something_was_found() -> None:
     )
     assert read_adapters(ROOT, tree)[0].ports[0].gids
     assert sum("/gids/" in path for path in tree.read) < 80
+    down = Tree({**port("mlx5_0", "Ethernet", "1: DOWN"), **gids("mlx5_0", size=255)})
+    assert read_adapters(ROOT, down)[0].ports[0].gids == ()
+    assert sum("/gids/" in path for path in down.read) == 64
     late = Tree({**port("mlx5_0", "Ethernet"), **gids("mlx5_0", (200, mapped("10.0.0.1"), "RoCE v2", "e0"), size=255)})
     assert read_adapters(ROOT, late)[0].ports[0].gids == (Gid(200, "10.0.0.1", "e0"),)
 
@@ -192,6 +236,44 @@ def test_bonds() -> None:
         links={"sys/class/net/e0/master": "/r/sys/devices/virtual/net/bond0"},
     )
     assert (member.bond, whole.bond) == ("bond0", "bond0")
+
+
+def test_the_bond_of_a_gid_and_its_addresses() -> None:
+    lag = gids(
+        "mlx5_bond_0", (3, mapped("10.1.0.1"), "RoCE v2", "bond0.7"), (5, mapped("10.0.0.1"), "RoCE v2", "bond0")
+    )
+    (found,) = read(
+        port("mlx5_bond_0", "Ethernet"),
+        lag,
+        adapter("mlx5_bond_0", device__net__e0__mtu="9000"),
+        {
+            "sys/class/net/bond0/bonding/mode": "802.3ad 4",
+            "sys/class/net/bond0.7/mtu": "9000",
+            "sys/class/net/e0/mtu": "",
+        },
+        links={"sys/class/net/e0/master": "/r/sys/devices/virtual/net/bond0"},
+        bond0="10.0.0.1/16",
+    )
+    assert (found.netdevs, found.bond, found.addresses) == (("e0",), "bond0", ("10.0.0.1/16",))
+    assert [g.netdev for g in found.ports[0].gids] == ["bond0", "bond0.7"]
+
+
+def test_an_interface_is_its_own_s_where_two_adapters_or_two_ports_are_on_one_function() -> None:
+    first, second = (
+        {**port(name, "Ethernet"), **gids(name, (0, local(1), "IB/RoCE v1", netdev))}
+        for name, netdev in (("mlx5_0", "e0"), ("mlx5_1", "e1"))
+    )
+    function = {"sys/class/infiniband/mlx5_0/device/net/e0/mtu": "", "sys/class/infiniband/mlx5_0/device/net/e1/mtu": "",
+                "sys/class/infiniband/mlx5_1/device/net/e0/mtu": "", "sys/class/infiniband/mlx5_1/device/net/e1/mtu": ""}  # fmt: skip
+    links = {f"sys/class/infiniband/mlx5_{n}/device": "/r/sys/devices/0000:1a:00.0" for n in (0, 1)}
+    assert [a.netdevs for a in read(first, second, function, links=links)] == [("e0",), ("e1",)]
+    # Without links nobody can say what is on one function.
+    copied = read(first, second, function)
+    assert [(a.pci_address, a.netdevs) for a in copied] == [("", ("e0", "e1"))] * 2
+    two = {**port("mlx5_0", "Ethernet", number=2), **adapter("mlx5_0", ports__2__gid_attrs__ndevs__0="e1")}
+    (found,) = read(first, two, adapter("mlx5_0", device__net__e0__mtu="", ports__2__gids__0=local(2)))
+    assert found.netdevs == ("e0", "e1")
+    assert [p.gid_trouble for p in found.ports] == [f"no address on e{n}: only link-local GIDs" for n in (0, 1)]
 
 
 def test_a_bridge_is_no_bond() -> None:
@@ -211,7 +293,7 @@ def test_virtual_functions_are_one_line() -> None:
 
 
 def test_what_sysfs_shows_and_verbs_cannot_open() -> None:
-    dev = {"dev/null": ""}
+    dev: dict[str, str | bytes] = {"dev/null": ""}
     (found,) = read(port("mlx5_0"), dev)
     assert [f.code for f in found.faults] == ["no-verbs"]
     assert "mlx5_0: sysfs shows it" in adapter_warnings((found,))[0].reason
@@ -219,6 +301,11 @@ def test_what_sysfs_shows_and_verbs_cannot_open() -> None:
     assert read(port("mlx5_0"), dev, verbs)[0].faults != ()
     assert read(port("mlx5_0"), dev, verbs, {"dev/infiniband/uverbs3": ""})[0].faults == ()
     assert read(port("mlx5_0"))[0].faults == ()
+    # Old kernels tell it at the device alone; and what is no fabric anyway is not complained of.
+    at_device = adapter("mlx5_0", device__infiniband_verbs__uverbs3__abi="1")
+    assert read(port("mlx5_0"), dev, at_device, {"dev/infiniband/uverbs3": ""})[0].faults == ()
+    assert read(port("mlx5_0"), dev, verbs, at_device, {"dev/infiniband/uverbs4": ""})[0].faults != ()
+    assert read(port("rxe0", "Ethernet"), dev)[0].faults == ()
 
 
 def test_what_verbs_has_and_this_user_may_not_open() -> None:
@@ -239,25 +326,33 @@ def test_addresses_of_the_interfaces() -> None:
 
 words = st.sampled_from(
     ["4: ACTIVE", "1: DOWN", "Ethernet", "InfiniBand", "0x3a4", "400 Gb/sec (4X NDR)", local(1), mapped("10.0.0.1"), "RoCE v2",
-     "x", "", "-1", "99999999999999999999", "1: CA"]
+     "x", "", "-1", "9" * 400, "0x" + "f" * 400, "1: CA", "/etc", "../..", "e\0"]
 )  # fmt: skip
 paths = st.sampled_from(
     ["ports/1/state", "ports/1/link_layer", "ports/2/rate", "ports/1/lid", "ports/1/gids/0", "ports/1/gids/x",
-     "ports/1/gid_attrs/types/0", "ports/1/gid_attrs/ndevs/0", "device/vendor", "device/vpd", "device/numa_node",
+     "ports/1/gid_attrs/types/0", "ports/1/gid_attrs/ndevs/0", f"ports/{'9' * 200}/state", f"ports/1/gids/{'9' * 200}", "device/vendor", "device/vpd", "device/numa_node",
      "device/net/e0/x", "node_type", "fw_ver", "device/physfn/x"]
 )  # fmt: skip
 
 
-@given(
-    st.dictionaries(
-        st.tuples(st.sampled_from(["mlx5_0", "rxe1", "", "a b", "mlx5_²"]), paths), words | st.binary(max_size=40)
-    )
+trees = st.dictionaries(
+    st.tuples(st.sampled_from(["mlx5_0", "rxe1", "", "a b", "mlx5_²"]), paths), words | st.binary(max_size=40)
 )
-def test_any_tree_can_be_read(files: dict[tuple[str, str], str | bytes]) -> None:
-    found = read({f"sys/class/infiniband/{name}/{path}": value for (name, path), value in files.items()})
+
+
+@given(trees, st.booleans())
+def test_any_tree_can_be_read(files: dict[tuple[str, str], str | bytes], interfaces: bool) -> None:
+    there: dict[str, str | bytes] = {"dev/null": "", **({"sys/class/net/e0/mtu": ""} if interfaces else {})}
+    found = read({f"sys/class/infiniband/{name}/{path}": value for (name, path), value in files.items()}, there)
     adapter_warnings(found)
-    for one in found:
-        assert one.ports or one.kind is AdapterKind.UNKNOWN or one.firmware or one.kind
+    for layer in LinkLayer:
+        resolve(FabricRule("f", link_layer=layer), found)
+    for one in (p for a in found for p in a.ports):
+        assert one.number < 100_000
+        assert one.rate_gbps is None or (one.state == "active" and one.rate_gbps < 1e6)
+        assert one.lid is None or 0 < one.lid < 2**32
+        assert not one.gids or one.link_layer == "ethernet"
+        assert not (one.gids and one.gid_trouble)
 
 
 def unpacked(tree: Path, into: Path) -> Path:
@@ -278,22 +373,35 @@ def unpacked(tree: Path, into: Path) -> Path:
 @pytest.mark.skipif(not CAPTURES.exists(), reason="no captures here")
 def test_captured_trees(tmp_path: Path) -> None:
     found = {
-        tree: read_adapters(unpacked(CAPTURES / tree, tmp_path / tree))
-        for tree in ("h100_gpud", "hwloc_mlx4_fdr", "hwloc_qib_qdr", "node_exporter_fixture", "procfs_fixture")
+        tree.name: {a.name: a for a in read_adapters(unpacked(tree, tmp_path / tree.name))}
+        for tree in sorted(CAPTURES.iterdir())
+        if tree.is_dir() and tree.name not in ("azure_endure", "gcm_dgx_a100")
     }
-    kinds = {tree: {a.name: a.kind.value for a in adapters} for tree, adapters in found.items()}
-    assert set(kinds["h100_gpud"].values()) == {"infiniband", "roce"}
-    assert [a.name for a in found["h100_gpud"]] == sorted(kinds["h100_gpud"], key=natural)
-    assert kinds["hwloc_mlx4_fdr"]["mlx4_0"] == "infiniband"
-    assert kinds["hwloc_qib_qdr"] == {"qib0": "infiniband"}
-    assert kinds["node_exporter_fixture"]["mlx4_0"] == "infiniband"
-    assert kinds["procfs_fixture"]["mlx5_0"] == "infiniband"
-    real = next(a for a in found["hwloc_mlx4_fdr"] if a.name == "mlx4_0")
+    kinds = {tree: {name: a.kind.value for name, a in adapters.items()} for tree, adapters in found.items()}
+    numbers = (0, 1, 4, 5, 6, 7, 8, 9)
+    assert kinds.pop("h100_gpud") == {**{f"mlx5_{n}": "infiniband" for n in numbers}, "mlx5_bond_0": "roce"}
+    # A link that leads nowhere (scif0) is a device that went away.
+    assert kinds == {
+        "hwloc_mlx4_fdr": {"mlx4_0": "infiniband"},
+        "hwloc_qib_qdr": {"qib0": "infiniband"},
+        "node_exporter_fixture": {"i40iw0": "iwarp", "mlx4_0": "infiniband"},
+        "procfs_fixture": {"hfi1_0": "infiniband", "mlx4_0": "infiniband", "mlx5_0": "infiniband"},
+    }
+    assert found["h100_gpud"]["mlx5_bond_0"].ports[0].gid_trouble == "no GID table"
+    real = found["hwloc_mlx4_fdr"]["mlx4_0"]
     assert (real.pci_address, real.netdevs, real.board) == ("0000:82:00.0", ("ib0",), "MT4099")
     assert real.ports[0].rate_gbps == 56
+    assert [p.physical_state for p in found["procfs_fixture"]["mlx5_0"].ports] == ["ACTIVE"]
 
 
-SHOWN = re.compile(r"^(\S+)\t(\d+)\t(\d+)\t([0-9a-f:]{39})\t+(?:[0-9.]+ *)?\t+(v[12])(?:\t(\S+))?\s*$", re.MULTILINE)
+@pytest.mark.skipif(not CAPTURES.exists(), reason="no captures here")
+def test_a_captured_adapter_without_a_link_layer(tmp_path: Path) -> None:
+    shutil.copytree(CAPTURES / "azure_endure/ports", tmp_path / "sys/class/infiniband/mlx5_an0/ports")
+    (found,) = read_adapters(tmp_path)
+    assert (found.kind, found.ports[0].state, found.ports[0].physical_state) == ("unknown", "active", "<unknown>")
+
+
+SHOWN = re.compile(r"^(\S+)\t(\d+)\t(\d+)\t([0-9a-f:]{39})\t+(?:[0-9.]+ *)?\t+(v[12])\t?(\S+)?\s*$", re.MULTILINE)
 
 
 @pytest.mark.skipif(not CAPTURES.exists(), reason="no captures here")
@@ -301,33 +409,65 @@ SHOWN = re.compile(r"^(\S+)\t(\d+)\t(\d+)\t([0-9a-f:]{39})\t+(?:[0-9.]+ *)?\t+(v
     ("file", "indices"),
     [
         ("roce-3nic.txt", {"mlx5_0": 3, "mlx5_1": 3, "mlx5_2": 3}),
-        ("hiroce3-no-v1.txt", None),
+        ("hiroce3-no-v1.txt", {"hrn3_bond_0": 1, "mlx5_bond_0": "no address on bond1: only link-local GIDs"}),
         ("k8s-macvlan-pod-index7.txt", {"mlx5_0": 7, "mlx5_1": 7}),
         ("bond.txt", {"mlx5_bond_0": 3}),
-        ("gb10-two-domains.txt", {"rocep1s0f0": 3, "roceP2p1s0f0": 3, "rocep1s0f1": None, "roceP2p1s0f1": None}),
+        (
+            "gb10-two-domains.txt",
+            {
+                "rocep1s0f0": 3,
+                "roceP2p1s0f0": 3,
+                "rocep1s0f1": "no address on enp1s0f1np1: only link-local GIDs",
+                "roceP2p1s0f1": "no address on enP2p1s0f1np1: only link-local GIDs",
+            },
+        ),
+        ("mixed-ib-port.txt", {"mlx5_0": "no address on ens11f0: only link-local GIDs", "mlx5_1": ""}),
     ],
 )
-def test_captured_gid_tables(file: str, indices: dict[str, int | None] | None) -> None:
-    rows = SHOWN.findall((FABRIC / "show_gids" / file).read_text())
-    assert rows
+def test_captured_gid_tables(file: str, indices: dict[str, int | str]) -> None:
     files: dict[str, str | bytes] = {}
-    for name, _, _, _, _, netdev in rows:
-        files |= port(name, "Ethernet")
-        files |= adapter(name, **{f"device__net__{netdev}__mtu": "9000"})
-    tables: dict[str, list[tuple[int, str, str | None, str | None]]] = {}
-    for name, _, index, gid, version, netdev in rows:
-        tables.setdefault(name, []).append((int(index), gid, "RoCE v2" if version == "v2" else "IB/RoCE v1", netdev))
+    tables: dict[str, list[Entry]] = {}
+    for name, _, index, gid, version, netdev in SHOWN.findall((FABRIC / "show_gids" / file).read_text()):
+        files |= port(name, "Ethernet" if netdev else "InfiniBand")
+        if netdev:
+            files |= {f"sys/class/net/{netdev}/mtu": "9000"}
+            if not file.startswith("k8s"):
+                files |= adapter(name, **{f"device__net__{netdev}__mtu": "9000"})
+        kind = "RoCE v2" if version == "v2" else "IB/RoCE v1"
+        tables.setdefault(name, []).append((int(index), gid, kind, netdev or None))
     for name, entries in tables.items():
         files |= gids(name, *entries)
-    found = {a.name: (a.ports[0].gids[0].index if a.ports[0].gids else None) for a in read(files)}
-    if indices is None:
-        assert 1 in found.values()
-        assert None in found.values()
-    else:
-        assert found == indices
+    found = {a.name: a.ports[0] for a in read(files)}
+    assert {n: p.gids[0].index if p.gids else p.gid_trouble for n, p in found.items()} == indices
 
 
-def test_the_reader_of_the_disk(tmp_path: Path) -> None:
+@pytest.mark.skipif(not CAPTURES.exists(), reason="no captures here")
+def test_captured_siblings_are_resolved_each_for_itself_by_the_subnet_of_their_rails() -> None:
+    rule = FabricRule("rails", subnets=("10.99.0.0/16",))
+    copied = FabricRule("copied", adapters=tuple(f"mlx5_{n}" for n in (0, 1, 2, 5, 6, 7, 8, 11)))
+    chosen = {}
+    for node in ("lexical", "othernode"):
+        text = (FABRIC / f"ibdev2netdev/roce-12nic-bond-{node}.txt").read_text()
+        files: dict[str, str | bytes] = {"sys/class/net/bond0/bonding/mode": "802.3ad 4"}
+        for number, netdev, state in re.findall(r"mlx5_(\d+) port 1 ==> (\S+) \((\w+)\)", text):
+            name, address = f"mlx5_{number}", "10.73.0.1" if netdev == "bond0" else f"10.99.{number}.1"
+            if state == "Up":
+                files |= {**usual(name, address, netdev), f"sys/class/net/{netdev}/mtu": "9000"}
+            else:
+                files |= port(name, "Ethernet", "1: DOWN", physical="3: Disabled")
+        found = read(files)
+        assert len(found) == 12
+        chosen[node] = hca_list(resolve(rule, found))
+        assert resolve(rule, found).faults == ()
+    assert chosen["lexical"] == tuple(f"mlx5_{n}:1" for n in (0, 1, 2, 5, 6, 7, 8, 11))
+    assert chosen["othernode"] == tuple(f"mlx5_{n}:1" for n in (0, 3, 4, 5, 6, 9, 10, 11))
+    assert [f.reason for f in resolve(copied, found).faults] == [
+        "mlx5_2 port 1 is down (Disabled)",
+        "mlx5_8 port 1 is down (Disabled)",
+    ]
+
+
+def test_the_reader_of_the_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     reader = DiskReader()
     (tmp_path / "a").write_bytes(b" x\xff \n")
     (tmp_path / "b").symlink_to("a")
@@ -337,3 +477,10 @@ def test_the_reader_of_the_disk(tmp_path: Path) -> None:
     assert reader.target(tmp_path / "b") == "a"
     assert reader.target(tmp_path / "c") is None
     assert reader.names(tmp_path / "none") == ()
+    assert reader.real(tmp_path / "b") == os.path.realpath(tmp_path / "a")
+    page = os.read
+    monkeypatch.setattr(os, "read", lambda file, limit: page(file, min(limit, 4096)))
+    (tmp_path / "long").write_bytes(b"v" * 10_000)
+    assert len(reader.raw(tmp_path / "long", 64 * 1024)) == 10_000
+    assert len(reader.raw(tmp_path / "long", 9_000)) == 9_000
+    assert reader.raw(tmp_path, 10) == reader.raw(tmp_path / "none", 10) == b""

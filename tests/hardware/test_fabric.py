@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import re
 from pathlib import Path
+from typing import Any
 
 import pytest
 from attrs import evolve
@@ -24,19 +25,17 @@ FABRIC = Path(__file__).resolve().parents[3] / "shared" / "fixtures" / "fabric"
 IB, ETH = LinkLayer.INFINIBAND, LinkLayer.ETHERNET
 
 
-def ib(name: str, state: str = "active", **said: object) -> Adapter:
+def ib(name: str, state: str = "active", **said: Any) -> Adapter:
     port = Port(
-        1, state, "infiniband", 400.0 if state == "active" else None, "linkup" if state == "active" else "polling"
+        1, state, "infiniband", 400.0 if state == "active" else None, "LinkUp" if state == "active" else "Polling"
     )
     return evolve(Adapter(name, AdapterKind.INFINIBAND, (port,)), **said)
 
 
-def roce(
-    name: str, *addresses: str, state: str = "active", index: int = 3, trouble: str = "", **said: object
-) -> Adapter:
+def roce(name: str, *addresses: str, state: str = "active", index: int = 3, trouble: str = "", **said: Any) -> Adapter:
     gids = tuple(Gid(index + n, address, f"{name}-if") for n, address in enumerate(addresses))
     port = Port(
-        1, state, "ethernet", 400.0, "linkup" if state == "active" else "disabled", gids=gids, gid_trouble=trouble
+        1, state, "ethernet", 400.0, "LinkUp" if state == "active" else "Disabled", gids=gids, gid_trouble=trouble
     )
     return evolve(Adapter(name, AdapterKind.ROCE, (port,), netdevs=(f"{name}-if",)), **said)
 
@@ -60,6 +59,10 @@ def test_one_port_of_an_adapter() -> None:
     two = Adapter("mlx4_0", AdapterKind.INFINIBAND, (Port(1, "down", "ethernet"), Port(2, "active", "infiniband")))
     assert hca_list(resolve(FabricRule("f", adapters=("mlx4_0:2",)), [two])) == ("mlx4_0:2",)
     assert faults(FabricRule("f", adapters=("mlx4_0:7",)), two) == [("adapter-missing", "mlx4_0 has no port 7")]
+    assert hca_list(resolve(FabricRule("f", link_layer=IB), [two])) == ("mlx4_0:2",)
+    assert faults(FabricRule("f", adapters=("mlx4_0",), link_layer=IB), two) == []
+    (fault,) = resolve(FabricRule("f", adapters=("mlx4_0",)), [two]).faults
+    assert (fault.reason, "mlx4_0:2" in fault.remedy) == ("mlx4_0 port 1 is down", True)
 
 
 def test_two_fabrics_and_a_front_end_that_are_all_near() -> None:
@@ -80,7 +83,7 @@ def test_two_fabrics_and_a_front_end_that_are_all_near() -> None:
     assert [(f.code, f.reason) for f in second.faults] == [("no-gid", "mlx5_7 port 1: no address on e7")]
     # What is down is said where it was named, not where a link layer happens to match.
     assert [f.code for f in third.faults] == ["no-gid"]
-    assert faults(FabricRule("f", adapters=("mlx5_1",)), *there) == [("port-down", "mlx5_1 port 1 is down (disabled)")]
+    assert faults(FabricRule("f", adapters=("mlx5_1",)), *there) == [("port-down", "mlx5_1 port 1 is down (Disabled)")]
 
 
 def test_an_interface_that_is_down_says_nothing_of_an_infiniband_port() -> None:
@@ -106,6 +109,9 @@ def test_an_infiniband_port_is_in_a_subnet_by_its_interface() -> None:
     assert names(
         rule, ib("mlx5_0", addresses=("10.7.0.1/16",)), ib("mlx5_1", addresses=("10.8.0.1/16",)), ib("mlx5_2")
     ) == ["mlx5_0"]
+    named = FabricRule("f", adapters=("mlx5_2",), subnets=("10.7.0.0/16",))
+    assert [code for code, _ in faults(named, ib("mlx5_2"))] == ["no-port"]
+    assert [code for code, _ in faults(named, ib("mlx5_2", "down"))] == ["port-down"]
 
 
 def test_a_self_assigned_address_does_not_contribute() -> None:
@@ -148,9 +154,65 @@ def test_software_rdma_does_not_stand_in_for_an_adapter_that_is_down() -> None:
 
 
 def test_virtual_functions_and_bond_members_only_when_named() -> None:
-    there = [ib("mlx5_0"), ib("mlx5_1", virtual=True), ib("mlx5_2", bond="bond0"), ib("mlx5_bond_0", bond="bond1")]
-    assert names(FabricRule("f", link_layer=IB), *there) == ["mlx5_0", "mlx5_bond_0"]
+    there = [
+        roce("mlx5_0", "10.0.0.1"),
+        roce("mlx5_1", "10.0.0.2", virtual=True),
+        roce("mlx5_2", "10.0.0.3", bond="bond0"),
+        roce("mlx5_bond_0", "10.0.0.4", bond="bond1"),
+        ib("mlx5_9", bond="bond2"),
+    ]
+    assert names(FabricRule("f", link_layer=ETH), *there) == ["mlx5_0", "mlx5_bond_0"]
+    assert names(FabricRule("f", subnets=("10.0.0.0/8",)), *there) == ["mlx5_0", "mlx5_bond_0"]
     assert names(FabricRule("f", adapters=("mlx5_1", "mlx5_2")), *there) == ["mlx5_1", "mlx5_2"]
+    # A bond of IPoIB interfaces is nothing to the ports below it.
+    assert names(FabricRule("f", link_layer=IB), *there) == ["mlx5_9"]
+
+
+def test_a_flood_of_virtual_functions_is_in_no_fabric_and_no_fault() -> None:
+    there = [ib("mlx5_0"), ib("mlx5_1")]
+    there += [ib(f"mlx5_{n}", "active" if n < 5 else "down", virtual=True) for n in range(2, 36)]
+    assert hca_list(resolve(FabricRule("f", link_layer=IB), there)) == ("mlx5_0:1", "mlx5_1:1")
+    assert faults(FabricRule("f", link_layer=IB), *there) == []
+    rule = FabricRule("f", adapters=("mlx5_2", "mlx5_7"))
+    assert (names(rule, *there), [code for code, _ in faults(rule, *there)]) == (["mlx5_2"], ["port-down"])
+
+
+def test_a_port_that_is_not_wholly_active_is_not_taken_as_nccl_does_not_take_it() -> None:
+    there = [ib("mlx5_0", "active_defer"), ib("mlx5_1", "init")]
+    assert names(FabricRule("f", link_layer=IB), *there) == []
+    assert [reason for _, reason in faults(FabricRule("f", adapters=("mlx5_0", "mlx5_1")), *there)] == [
+        "mlx5_0 port 1 is active_defer (Polling)",
+        "mlx5_1 port 1 is init (Polling)",
+    ]
+    assert "subnet manager" in resolve(FabricRule("f", adapters=("mlx5_1",)), there).faults[0].remedy
+
+
+def test_what_is_named_and_has_lost_its_address_is_missed_though_the_rule_has_subnets() -> None:
+    rule = FabricRule("f", adapters=("mlx5_0", "mlx5_1", "mlx5_2"), subnets=("10.30.0.0/16",))
+    down, bare = roce("mlx5_1", state="down"), roce("mlx5_2", trouble="no address on e2", addresses=("169.254.1.2/16",))
+    found = resolve(rule, [roce("mlx5_0", "10.30.0.1"), down, bare])
+    assert hca_list(found) == ("mlx5_0:1",)
+    assert [f.reason for f in found.faults] == [
+        "mlx5_1 port 1 is down (Disabled)",
+        "mlx5_2 port 1: no address on e2",
+    ]
+    # What is known to be of another network is not missed.
+    other = roce("mlx5_1", "192.168.0.1", state="down")
+    assert faults(rule, roce("mlx5_0", "10.30.0.1"), other, roce("mlx5_2", "10.30.0.2")) == []
+
+
+def test_of_two_ports_the_gids_tell_which_is_of_the_subnet() -> None:
+    ports = tuple(
+        Port(n, "active", "ethernet", gids=(Gid(3, address, f"e{n}"),))
+        for n, address in ((1, "10.30.0.1"), (2, "10.40.0.1"))
+    )
+    two = Adapter("mlx4_0", AdapterKind.ROCE, ports, addresses=("10.30.0.1/16", "10.40.0.1/16"))
+    found = resolve(FabricRule("f", subnets=("10.40.0.0/16",)), [two])
+    assert (hca_list(found), found.faults) == (("mlx4_0:2",), ())
+
+
+def test_one_bad_subnet_does_not_hide_the_others() -> None:
+    assert names(FabricRule("f", subnets=("x", "fd00::/8", "10.0.0.0/8")), roce("mlx5_0", "10.0.0.1")) == ["mlx5_0"]
 
 
 def test_more_than_nccl_opens() -> None:
@@ -163,6 +225,8 @@ def test_more_than_nccl_opens() -> None:
 def test_both_link_layers_at_once_are_none() -> None:
     found = resolve(FabricRule("f", adapters=("mlx5_0", "mlx5_1")), [ib("mlx5_0"), roce("mlx5_1", "10.0.0.1")])
     assert (found.ports, [f.code for f in found.faults]) == ((), ["mixed-link-layers"])
+    bare = resolve(FabricRule("f", adapters=("mlx5_0", "mlx5_1")), [ib("mlx5_0"), roce("mlx5_1")])
+    assert (bare.ports, [f.code for f in bare.faults]) == ((), ["mixed-link-layers"])
 
 
 def test_a_missing_adapter_names_those_that_are_there() -> None:
@@ -199,7 +263,7 @@ def test_ports_that_differ_are_said_and_allowed() -> None:
     ]
 
 
-states = st.sampled_from(["active", "down", "init", "unknown"])
+states = st.sampled_from(["active", "down", "init", "active_defer", "unknown"])
 gids = st.lists(
     st.builds(Gid, st.integers(0, 9), st.sampled_from(["10.0.0.1", "10.30.0.1", "x"]), st.just("e")), max_size=3
 )
@@ -221,8 +285,9 @@ rules = st.builds(
 )  # fmt: skip
 
 
-@given(rules, adapters)
-def test_a_fabric_has_only_ports_that_can_carry_it(rule: FabricRule, there: list[Adapter]) -> None:
+@given(rules, adapters.flatmap(lambda there: st.tuples(st.just(there), st.permutations(there))))
+def test_a_fabric_has_only_ports_that_can_carry_it(rule: FabricRule, both: tuple[list[Adapter], list[Adapter]]) -> None:
+    there, shuffled = both
     found = resolve(rule, there)
     fabric_warnings([found], there)
     by_name = {a.name: a for a in there}
@@ -236,12 +301,12 @@ def test_a_fabric_has_only_ports_that_can_carry_it(rule: FabricRule, there: list
         assert rule.link_layer is None or port.link_layer == rule.link_layer
         assert not rule.adapters or used.adapter in rule.adapters or f"{used.adapter}:{used.port}" in rule.adapters
         assert (used.gid in port.gids) if port.link_layer == "ethernet" else used.gid is None
-        if adapter.virtual or adapter.bond:
+        if adapter.virtual or (adapter.bond and port.link_layer == "ethernet"):
             assert rule.adapters
     assert len(layers) <= 1
     assert found.ports or found.faults
-    again = resolve(rule, list(reversed(there)))
-    assert set(again.ports) == set(found.ports)
+    assert hca_list(found) == tuple(f"{p.adapter}:{p.port}" for p in found.ports)
+    assert resolve(rule, shuffled) == found
 
 
 STATE = re.compile(r"CA '(\S+)'.*?State: (\w+).*?Physical state: (\w+).*?Rate: (\d+).*?Link layer: (\w+)", re.DOTALL)
@@ -258,7 +323,7 @@ def test_captured_mixed_machine() -> None:
             state.lower(),
             layer.lower(),
             float(rate) if state == "Active" else None,
-            physical.lower(),
+            physical,
             gid_trouble="no address",
         )
         there.append(Adapter(name, kind, (port,)))
@@ -266,5 +331,5 @@ def test_captured_mixed_machine() -> None:
     assert len(there) == 12
     found, eth = resolve_all((FabricRule("ib", link_layer=IB), FabricRule("eth", adapters=("mlx5_7", "mlx5_8"))), there)
     assert [p.adapter for p in found.ports] == [f"mlx5_{n}" for n in (0, 3, 4, 5, 6, 9, 10, 11)]
-    assert {f.code for f in eth.faults} == {"no-gid"}
-    assert len(eth.faults) == 2
+    assert [f.reason for f in eth.faults] == ["mlx5_7 port 1: no address", "mlx5_8 port 1: no address"]
+    assert faults(FabricRule("f", adapters=("mlx5_1",)), *there) == [("port-down", "mlx5_1 port 1 is down (Disabled)")]
