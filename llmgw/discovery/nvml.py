@@ -15,7 +15,7 @@ from llmgw.discovery.smi_text import PID_MAX, pci_address, process_name
 from llmgw.hardware.inventory import Driver, Fault, Load, Relation, Wear
 from llmgw.hardware.reading import CardHealth, CardReading, GpuReading, InstanceReading, PairReading, ProcessReading
 
-NO_PERMISSION, LOST, RESET_REQUIRED, UNKNOWN = 4, 15, 16, 999
+INVALID_ARGUMENT, NOT_SUPPORTED, NO_PERMISSION, NOT_FOUND, LOST, RESET_REQUIRED, UNKNOWN = 2, 3, 4, 6, 15, 16, 999
 MAX_LINKS = 36
 PROHIBITED = 2
 _MIB = 1024 * 1024
@@ -122,12 +122,15 @@ class _Troubles:
 
     def __init__(self) -> None:
         self.codes: set[int] = set()
+        self.first: NvmlError | None = None
 
     def get(self, call: Callable[..., T], *args: Any, **kwargs: Any) -> T | None:
         try:
             return call(*args, **kwargs)
         except NvmlError as failed:
             self.codes.add(failed.code)
+            if failed.code not in (INVALID_ARGUMENT, NOT_SUPPORTED, NOT_FOUND):
+                self.first = self.first or failed
             return None
 
 
@@ -203,7 +206,11 @@ def _card(library: Library, index: int, handle: Handle) -> _Card:
         None if in_mig else utilization,
     )
     wear = Wear(None if rows is None else rows[0] + rows[1], get(library.uncorrected, handle, lifetime=True))
-    instances = tuple(_instances(library, handle)) if in_mig else ()
+    # A mode that may not be read says nothing of what is there.
+    found_trouble = _Troubles()
+    instances = tuple(_instances(library, handle, found_trouble)) if in_mig or mode is None else ()
+    in_mig = in_mig or bool(instances)
+    failed = found_trouble.first if in_mig else None
     processes = tuple(_processes(library, handle, total))
     seen = trouble.codes | memory_trouble.codes
     health = CardHealth(
@@ -232,9 +239,10 @@ def _card(library: Library, index: int, handle: Handle) -> _Card:
         used_mib=None if memory is None else memory[1] // _MIB,
         memory_hidden=NO_PERMISSION in memory_trouble.codes,
         capability=None if capability is None else capability[0] * 10 + capability[1],
-        mig=None if mode is None else bool(mode[0]),
+        mig=True if instances else None if mode is None else bool(mode[0]),
         mig_pending=None if mode is None else bool(mode[1]),
         instances=instances,
+        instances_trouble="" if failed is None else f"{failed} (NVML error {failed.code})",
         processes=processes,
         health=health,
         load=load,
@@ -251,11 +259,11 @@ def _word(words: Sequence[str], number: int) -> str:
     return words[number] if 0 <= number < len(words) else f"state {number}"
 
 
-def _instances(library: Library, card: Handle) -> Iterator[InstanceReading]:
-    """The MIG devices of a card. An index without one is a hole, and no error."""
+def _instances(library: Library, card: Handle, trouble: _Troubles) -> Iterator[InstanceReading]:
+    """The MIG devices of a card. An index without one is a hole, and no error; any other failure is ``trouble``."""
     get = _Troubles().get
-    for index in range(get(library.mig_slots, card) or 0):
-        mig = get(library.mig, card, index)
+    for index in range(trouble.get(library.mig_slots, card) or 0):
+        mig = trouble.get(library.mig, card, index)
         if mig is None:
             continue
         memory = get(library.memory, mig)
@@ -287,13 +295,14 @@ def _processes(library: Library, card: Handle, total_mib: int | None) -> Iterato
 
 
 def _links(library: Library, card: Handle) -> Iterator[_Link]:
-    get = _Troubles().get
     for link in range(MAX_LINKS):
+        trouble = _Troubles()
+        get = trouble.get
         active = get(library.nvlink_active, card, link)
-        if active is None:
-            return
+        if active is None and trouble.first is None:
+            return  # past the last one
         kind, remote = (get(library.nvlink_remote, card, link) or (_NOT_TOLD, "")) if active else (_NOT_TOLD, "")
-        yield _Link(active, kind, pci_address(remote))
+        yield _Link(bool(active), kind, pci_address(remote))
 
 
 def _pairs(library: Library, cards: Sequence[_Card]) -> tuple[list[PairReading], set[int]]:

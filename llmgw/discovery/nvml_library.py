@@ -179,10 +179,15 @@ class PynvmlLibrary:
 
     def nvlink_remote(self, handle: Handle, link: int) -> tuple[int, str]:
         kind = int(_call(pynvml.nvmlDeviceGetNvLinkRemoteDeviceType, handle, link))
-        return kind, _text(_call(pynvml.nvmlDeviceGetNvLinkRemotePciInfo, handle, link).busId)
+        try:
+            return kind, _text(_call(pynvml.nvmlDeviceGetNvLinkRemotePciInfo, handle, link).busId)
+        except NvmlError:
+            return kind, ""  # that it is a switch is known all the same
 
     def p2p_nvlink(self, a: Handle, b: Handle) -> bool:
         status = int(_call(pynvml.nvmlDeviceGetP2PStatus, a, b, pynvml.NVML_P2P_CAPS_INDEX_NVLINK))
+        if status == int(pynvml.NVML_P2P_STATUS_UNKNOWN):
+            raise NvmlError(NOT_SUPPORTED, "P2P status unknown")  # which is not "none"
         return status == int(pynvml.NVML_P2P_STATUS_OK)
 
     def ancestor(self, a: Handle, b: Handle) -> int:

@@ -25,6 +25,7 @@ PID_MAX = 4194304
 _NUMBER = re.compile(r"-?[0-9]{1,18}(?:\.[0-9]{1,18})?")
 _MIG_LINE = re.compile(r"\s+MIG (\S{1,64})\s{1,64}Device\s{1,64}(\d{1,4}):\s{1,64}\(UUID: (MIG-[^)\s]{1,128})\)")
 _GPU_LINE = re.compile(r"\s{0,64}GPU (\d{1,4}): (.{0,256}?) \(UUID: ([^)\s]{1,128})\)")
+_ANY_GPU_LINE = re.compile(r"\s{0,64}GPU \d{1,4}\b")
 _NO_VALUE = frozenset(
     {"N/A", "None", "Not Supported", "Unknown", "Unknown Error", "ERR!", "Insufficient Permissions", "Not Found",
      "GPU is lost", "GPU requires reset", "Requested functionality has been deprecated"}
@@ -123,6 +124,7 @@ def _card(index: int, gpu: Element) -> CardReading:
     cluster = _text(gpu, "fabric/clusterUuid") or ""
     power = "gpu_power_readings" if gpu.find("gpu_power_readings") is not None else "power_readings"
     total = _number(memory, "total")
+    instances = tuple(_instance(position, m) for position, m in enumerate(gpu.findall("mig_devices/mig_device")))
     return CardReading(
         index=index,
         uuid=_text(gpu, "uuid") or "",
@@ -131,9 +133,10 @@ def _card(index: int, gpu: Element) -> CardReading:
         total_mib=total,
         used_mib=_number(memory, "used"),
         memory_hidden=_raw(memory, "total") == "Insufficient Permissions",
-        mig=_mode(_text(gpu, "mig_mode/current_mig")),
+        # A card that has instances is in MIG mode, also where the mode may not be read.
+        mig=True if instances else _mode(_text(gpu, "mig_mode/current_mig")),
         mig_pending=_mode(_text(gpu, "mig_mode/pending_mig")),
-        instances=tuple(_instance(position, m) for position, m in enumerate(gpu.findall("mig_devices/mig_device"))),
+        instances=instances,
         processes=tuple(_processes(gpu, total)),
         health=_health(gpu),
         load=Load(
@@ -263,6 +266,8 @@ def parse_list(text: str) -> Listed:
             cards[match[3]] = card
         elif (match := _MIG_LINE.match(line)) and card is not None:
             migs.append(ListedMig(card, int(match[2]), match[1], match[3]))
+        elif _ANY_GPU_LINE.match(line):
+            card = None  # what follows is about a card that cannot be told
     return Listed(cards, tuple(migs))
 
 

@@ -145,7 +145,7 @@ def adapter_warnings(adapters: Sequence[Adapter]) -> tuple[Fault, ...]:
         functions = "function" if len(virtual) == 1 else "functions"
         reason = f"{len(virtual)} virtual {functions}, {active} active; used for a fabric only when named"
         made.append(Fault("virtual-functions", reason, ""))
-    for adapter in adapters:
+    for adapter in (a for a in adapters if not a.virtual):
         made += [Fault(f.code, f"{adapter.name}: {f.reason}", f.remedy) for f in adapter.faults]
     return tuple(made)
 

@@ -22,6 +22,10 @@ def devices(card: CardReading, host_memory_mib: int | None) -> tuple[Device, ...
     whole = _whole(card, host_memory_mib)
     if not card.mig:
         return (whole,)
+    if not card.instances and card.instances_trouble:
+        reason = f"its MIG instances cannot be read: {card.instances_trouble}"
+        unread = Fault("unreadable", reason, "let the agent's user open them (/dev/nvidia-caps)")
+        return (evolve(whole, faults=(*whole.faults, unread)),)
     if not card.instances:
         empty = Fault("mig-empty", "is in MIG mode and has no instance", _carve(card, whole))
         return (evolve(whole, faults=(*whole.faults, empty)),)
@@ -47,6 +51,10 @@ def _whole(card: CardReading, host_memory_mib: int | None) -> Device:
     name = device_class(card.name, total)
     if total is None and not card.mig and not faults:
         faults.append(_unread(card))
+    if not card.uuid and not card.mig and not faults:
+        faults.append(
+            Fault("unreadable", "its UUID cannot be read, so nothing can be started on it", "see nvidia-smi -L")
+        )
     if card.mig is not None and card.mig_pending is not None and card.mig != card.mig_pending:
         now, then = ("on", "off") if card.mig else ("off", "on")
         faults.append(

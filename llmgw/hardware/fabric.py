@@ -207,6 +207,10 @@ def fabric_warnings(fabrics: Sequence[Fabric], adapters: Sequence[Adapter]) -> t
 def _fabric_warnings(fabrics: Sequence[Fabric], by_name: dict[str, Adapter]) -> Iterator[Fault]:
     for fabric in fabrics:
         used = [(by_name[p.adapter], p) for p in fabric.ports if p.adapter in by_name]
+        members = [a.name for a, p in used if any(_bond_member(a, port) for port in a.ports if port.number == p.port)]
+        if members and len(members) < len(used):
+            reason = f"fabric {fabric.label}: {', '.join(members)} are members of a bond, and others are not"
+            yield Fault("bond-members", reason, "a list of names is right on one node only: use a subnet")
         rates = {port.rate_gbps for adapter, p in used for port in adapter.ports if port.number == p.port}
         if len(rates) > 1:
             said = " and ".join(
@@ -225,7 +229,7 @@ def _fabric_warnings(fabrics: Sequence[Fabric], by_name: dict[str, Adapter]) -> 
             yield Fault(
                 "mixed-gid-index",
                 f"fabric {fabric.label}: the addresses stand at different GID indices ({each})",
-                "no NCCL_IB_GID_INDEX fits all of them; the range of addresses is given instead",
+                "no NCCL_IB_GID_INDEX fits all of them",
             )
 
 

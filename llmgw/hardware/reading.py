@@ -66,6 +66,7 @@ class CardHealth:
 class CardReading:
     """One card. ``index`` is NVML's; ``mig`` and ``mig_pending`` are ``None`` where the card has no MIG mode.
 
+    ``instances_trouble`` is why instances that there may be could not be read.
     ``nvlinks`` and ``nvlinks_up`` count the NVLinks that the card has and those that are active. ``cpus``,
     ``numa_node`` and ``adapters`` are the driver's word on what is near, for where sysfs has none.
     """
@@ -81,6 +82,7 @@ class CardReading:
     mig: bool | None = None
     mig_pending: bool | None = None
     instances: tuple[InstanceReading, ...] = ()
+    instances_trouble: str = ""
     processes: tuple[ProcessReading, ...] = ()
     health: CardHealth = CardHealth()
     load: Load = Load()

@@ -90,6 +90,29 @@ def test_instances_come_from_handles_and_a_hole_is_no_error() -> None:
     assert {i.profile for i in found.cards[0].instances} == {"1g.10gb"}
 
 
+@pytest.mark.parametrize(("code", "text"), [(999, "Unknown Error"), (4, "Insufficient Permissions")])
+def test_instances_that_cannot_be_opened_are_no_empty_card(code: int, text: str) -> None:
+    class Shut(FakeNvml):
+        def mig(self, handle: Any, index: int) -> Any:
+            raise NvmlError(code, text)
+
+    (card, *_) = nvml.read(Shut(as_json(MACHINES["h100-7x1g"]), FINE)).cards
+    (device,) = devices(card, None)
+    assert [f.code for f in device.faults] == ["unreadable"]
+    assert device.faults[0].reason == f"its MIG instances cannot be read: {text} (NVML error {code})"
+
+
+def test_a_card_with_instances_is_in_mig_mode_though_the_mode_may_not_be_read() -> None:
+    class NoMode(FakeNvml):
+        def mig_mode(self, handle: Any) -> tuple[int, int]:
+            raise NvmlError(999, "Unknown Error")
+
+    (card, *_) = nvml.read(NoMode(as_json(MACHINES["h100-7x1g"]), FINE)).cards
+    assert (card.mig, len(devices(card, None))) == (True, 7)
+    (whole, *_) = nvml.read(NoMode(as_json(MACHINES["l40s-2"]), FINE)).cards
+    assert (whole.mig, len(devices(whole, None))) == (None, 1)
+
+
 def test_every_call_about_a_card_may_fail_by_itself() -> None:
     class Deaf(FakeNvml):
         def __getattribute__(self, name: str) -> Any:

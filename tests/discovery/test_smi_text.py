@@ -239,6 +239,14 @@ def test_list_in_every_layout() -> None:
     )
 
 
+def test_instances_below_a_card_that_cannot_be_told_are_nobody_s() -> None:
+    found = parse_list(
+        "GPU 0: A100 (UUID: GPU-a)\n  MIG 3g.20gb Device 0: (UUID: MIG-a)\n"
+        "GPU 1: Unable to determine\n  MIG 3g.20gb Device 0: (UUID: MIG-b)\n"
+    )
+    assert [(m.card, m.uuid) for m in found.migs] == [(0, "MIG-a")]
+
+
 def test_capabilities() -> None:
     said = 'GPU-a, 8.9\nGPU-b, [N/A]\nField "compute_cap" is not a valid field to query.\nGPU-c, 12.1\n'
     assert parse_capabilities(said) == {"GPU-a": 89, "GPU-c": 121}

@@ -290,6 +290,9 @@ def test_virtual_functions_are_one_line() -> None:
     assert sum(a.virtual for a in found) == 34
     (warning,) = adapter_warnings(found)
     assert warning.reason == "34 virtual functions, 3 active; used for a fabric only when named"
+    # Nor is each of them complained of where programs can open none.
+    unopened = adapter_warnings(read(*many, {"dev/null": ""}, links=links))
+    assert [(w.code, w.reason.split(":")[0]) for w in unopened[1:]] == [("no-verbs", "mlx5_0"), ("no-verbs", "mlx5_1")]
 
 
 def test_what_sysfs_shows_and_verbs_cannot_open() -> None:

@@ -35,6 +35,10 @@ def test_a_whole_card() -> None:
     assert (whole.faults, whole.mig, whole.unified) == ((), None, False)
 
 
+def test_a_card_that_nothing_can_name_is_given_to_nothing() -> None:
+    assert codes(evolve(H100, uuid="")) == [["unreadable"]]
+
+
 def test_instances_stand_in_place_of_their_card() -> None:
     processes = (ProcessReading(7, "python", 5000, 9, 0), ProcessReading(8, "other", 100, 11, 0))
     card = evolve(cut(instance(0, "1g.10gb", 9), instance(1, "1g.20gb", 11, mib=20096)), processes=processes)

@@ -168,6 +168,19 @@ def test_virtual_functions_and_bond_members_only_when_named() -> None:
     assert names(FabricRule("f", link_layer=IB), *there) == ["mlx5_9"]
 
 
+def test_members_of_a_bond_beside_ports_of_none_are_said() -> None:
+    there = [roce("mlx5_0", "10.0.0.1"), roce("mlx5_2", "10.0.0.3", bond="bond0")]
+    found = resolve(FabricRule("f", adapters=("mlx5_0", "mlx5_2")), there)
+    assert [(w.code, w.reason) for w in fabric_warnings([found], there)] == [
+        ("bond-members", "fabric f: mlx5_2 are members of a bond, and others are not")
+    ]
+    # Of an adapter with a port of each kind, the port that the fabric has decides.
+    both = Port(1, "active", "ethernet", 400.0, gids=(Gid(3, "10.0.0.1", "e"),)), Port(2, "active", "infiniband", 400.0)
+    there = [Adapter("mlx4_0", AdapterKind.INFINIBAND, both, bond="bond0"), ib("mlx5_9")]
+    found = resolve(FabricRule("f", adapters=("mlx4_0:2", "mlx5_9")), there)
+    assert (len(found.ports), fabric_warnings([found], there)) == (2, ())
+
+
 def test_a_flood_of_virtual_functions_is_in_no_fabric_and_no_fault() -> None:
     there = [ib("mlx5_0"), ib("mlx5_1")]
     there += [ib(f"mlx5_{n}", "active" if n < 5 else "down", virtual=True) for n in range(2, 36)]
