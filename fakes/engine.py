@@ -7,6 +7,10 @@ serves; it logs the progress of loading, guards ``/v1`` with ``VLLM_API_KEY``, s
 metrics. The same request always gets the same bytes. Faults come by the variable ``FAKE_ENGINE`` (JSON, see
 :class:`Behaviour`) and, while it runs, by ``POST /fake/ctl`` with the same keys.
 
+With ``--nnodes N --node-rank R --master-addr A --master-port P`` (and ``--headless`` above rank 0) several of them are
+one engine. As vLLM's do, each outlives the others: when another dies, rank 0 answers ``/health`` and hangs, and a rank
+above 0 logs an error and stays.
+
 Standard library and trio only.
 """
 
@@ -168,11 +172,22 @@ class Connection:
         await self.stream.send_all(b"0\r\n\r\n")
 
 
+@attrs.frozen
+class Ranks:
+    """Which part of an engine over several nodes this process is, and where rank 0 is met."""
+
+    count: int
+    rank: int
+    host: str
+    port: int
+
+
 class Engine:
     """The server behind the command line."""
 
-    def __init__(self, name: str, host: str, port: int, behaviour: Behaviour) -> None:
+    def __init__(self, name: str, host: str, port: int, behaviour: Behaviour, ranks: Ranks | None = None) -> None:
         self.name, self.host, self.port = name, host, port
+        self.ranks = ranks
         self.behaviour = behaviour
         self.counters = Counters()
         self.key = os.environ.get("VLLM_API_KEY") or os.environ.get("LLAMA_API_KEY")
@@ -186,8 +201,44 @@ class Engine:
             await nursery.start(self._signals, nursery)
             await trio.sleep(self.behaviour.start_s)
             self._maybe_crash("start")
-            await nursery.start(self._serve)
+            if self.ranks is not None:
+                await nursery.start(self._meet, self.ranks)
+            if self.ranks is None or self.ranks.rank == 0:
+                await nursery.start(self._serve)
             await self._load()
+
+    async def _meet(self, ranks: Ranks, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
+        """Wait until every rank is there, then notice when one of them goes."""
+        others: list[trio.SocketStream] = []
+        if ranks.rank == 0:
+            (listener, *_) = await trio.open_tcp_listeners(ranks.port)
+            async with listener:
+                while len(others) < ranks.count - 1:
+                    others.append(await listener.accept())
+            for other in others:
+                await other.send_all(b"met\n")
+        else:
+            log(f"Launching vLLM (v0) headless multiproc executor, with head node address {ranks.host}:{ranks.port}")
+            while not others:
+                try:
+                    others.append(await trio.open_tcp_stream(ranks.host, ranks.port))
+                except OSError:
+                    await trio.sleep(0.05)
+            await others[0].receive_some(4)
+        log(f"rank {ranks.rank} in world size {ranks.count} is assigned as PP rank 0")
+        task_status.started()
+        async with trio.open_nursery() as nursery:
+            for other in others:
+                nursery.start_soon(self._notice_end, other)
+
+    async def _notice_end(self, other: trio.SocketStream) -> None:
+        try:
+            while await other.receive_some(64):
+                pass
+        except trio.BrokenResourceError:
+            pass
+        print("ERROR RuntimeError: Connection closed by peer, a remote worker hangs or is gone", flush=True)
+        self.behaviour.hang = True
 
     def _fork_workers(self) -> None:
         """Workers that outlive their parent unless the whole group is killed, as vLLM's do."""
@@ -222,9 +273,11 @@ class Engine:
                 await trio.sleep(self.behaviour.load_s / steps)
         for _ in range(self.behaviour.log_mib * 1024):
             print("x" * 1023, flush=False)
+        log("Loading weights took 0.01 seconds")
         if not self.behaviour.never_ready:
             self.loaded = True
-            log("Application startup complete.")
+            if self.ranks is None or self.ranks.rank == 0:
+                log("Application startup complete.")
 
     def _maybe_crash(self, moment: str) -> None:
         if self.behaviour.crash == moment:
@@ -417,7 +470,16 @@ def parse(args: list[str]) -> dict[str, str]:
     found: dict[str, str] = {}
     for at, argument in enumerate(args):
         name, equals, value = argument.partition("=")
-        if name in ("--served-model-name", "--alias", "--host", "--port"):
+        if name in (
+            "--served-model-name",
+            "--alias",
+            "--host",
+            "--port",
+            "--nnodes",
+            "--node-rank",
+            "--master-addr",
+            "--master-port",
+        ):
             found[name] = value if equals else args[at + 1]
     return found
 
@@ -426,12 +488,16 @@ def main() -> None:
     """Read the command line and run."""
     flags = parse(sys.argv[1:])
     name = flags.get("--served-model-name") or flags.get("--alias")
-    if name is None or "--port" not in flags:
+    headless = "--headless" in sys.argv
+    if name is None or ("--port" not in flags and not headless):
         sys.exit("fake engine: --served-model-name and --port are needed")
+    ranks = None
+    if (count := int(flags.get("--nnodes", "1"))) > 1:
+        ranks = Ranks(count, int(flags["--node-rank"]), flags["--master-addr"], int(flags["--master-port"]))
     behaviour = Behaviour()
     behaviour.update(json.loads(os.environ.get("FAKE_ENGINE", "{}")))
     log("fake engine: behaves like vLLM, has no model, makes its words up")
-    trio.run(Engine(name, flags.get("--host", "127.0.0.1"), int(flags["--port"]), behaviour).run)
+    trio.run(Engine(name, flags.get("--host", "127.0.0.1"), int(flags.get("--port", "0")), behaviour, ranks).run)
 
 
 if __name__ == "__main__":

@@ -24,6 +24,7 @@ from llmgw.errors import OperatorError
 from llmgw.scheduler.state import Exit, ShardState
 from llmgw.settings.catalog import Profile
 from llmgw.settings.convert import strict_converter
+from llmgw.settings.daemon import Address
 from llmgw.store.files import write_private
 
 _FOLDER = re.compile(r"(?P<shard>[A-Za-z0-9_.-]{1,160})-g(?P<generation>[0-9]{1,9})")
@@ -33,7 +34,8 @@ _FOLDER = re.compile(r"(?P<shard>[A-Za-z0-9_.-]{1,160})-g(?P<generation>[0-9]{1,
 class Record:
     """One launch: who asked for it, what was started, and how to ask it how it is.
 
-    ``boot_id`` is the boot in which it was started; ``state`` the last one that was written down, so that an adopted
+    ``rendezvous`` is where the ranks of a replica over several nodes meet; the port is rank 0's to give. ``boot_id`` is
+    the boot in which it was started; ``state`` the last one that was written down, so that an adopted
     engine that was ready is not taken out of service while it is asked again.
     """
 
@@ -59,6 +61,7 @@ class Record:
     state: ShardState = ShardState.STARTING
     since: float = 0.0
     uuids: tuple[str, ...] = ()
+    rendezvous: Address | None = None
 
     @property
     def endpoint(self) -> str:

@@ -40,7 +40,8 @@ class Shard:
 
     ``deadline`` is when the present state has taken too long: while loading that moves on with every step that was
     not seen before, and ``phases`` are those that were. In a ready engine ``idle_since`` says since when requests run
-    and ``work`` does not grow. ``doomed`` is the reason of a failure whose engine is still being ended.
+    and ``work`` does not grow. ``doomed`` is the reason of a failure whose engine is still being ended. A ``rank``
+    above 0 serves nothing itself: its log says that it has loaded, and the time that all of them may take is rank 0's.
     """
 
     state: ShardState
@@ -55,6 +56,7 @@ class Shard:
     doomed: str | None = None
     exit: Exit | None = None
     diagnosis: Diagnosis | None = None
+    rank: int = 0
 
 
 @frozen
@@ -76,10 +78,11 @@ class Worked:
 
 @frozen
 class Progressed:
-    """The engine's log shows that it gets on."""
+    """The engine's log shows that it gets on; ``loaded`` says that what this rank has to load is there."""
 
     phase: str
     fraction: float | None
+    loaded: bool = False
 
 
 @frozen
@@ -133,8 +136,10 @@ class Kill:
 Action = Terminate | Kill
 
 
-def begin(model: str, limits: Limits, now: float) -> Shard:
+def begin(model: str, limits: Limits, now: float, rank: int = 0) -> Shard:
     """A shard whose process has just been started."""
+    if rank > 0:
+        return Shard(_S.STARTING, now, "process started, joins rank 0", "loading once it logs progress", rank=rank)
     return Shard(
         _S.STARTING,
         now,
@@ -144,12 +149,11 @@ def begin(model: str, limits: Limits, now: float) -> Shard:
     )
 
 
-def adopted(state: ShardState, model: str, limits: Limits, now: float, since: float) -> Shard:
+def adopted(state: ShardState, model: str, limits: Limits, now: float, since: float, rank: int = 0) -> Shard:
     """A shard that an earlier agent started: it keeps its state until a probe says otherwise."""
     if state in (_S.READY, _S.DRAINING):
-        shard = _ready(model, since)
-        return evolve(shard, state=state, reason="adopted, serving", since=since)
-    return evolve(begin(model, limits, now), reason="adopted, not known to be ready", since=since)
+        return Shard(state, since, "adopted, serving", "", rank=rank)
+    return evolve(begin(model, limits, now, rank), reason="adopted, not known to be ready", since=since)
 
 
 def step(
@@ -171,6 +175,8 @@ def step(
             return _probed(shard, observation, model, limits, now), ()
         case Worked(running=running, work=work):
             return _worked(shard, running, work, limits, now)
+        case Progressed() if shard.rank > 0:
+            return _joined(shard, observation, now), ()
         case Progressed(phase=phase, fraction=fraction):
             return _progressed(shard, phase, fraction, model, limits, now), ()
         case Tick():
@@ -216,6 +222,17 @@ def _progressed(shard: Shard, phase: str, fraction: float | None, model: str, li
     moved = phase not in shard.phases or (phase == shard.reason and (fraction or 0.0) > (shard.progress or 0.0))
     deadline = now + limits.load_s if moved else shard.deadline
     return evolve(shard, reason=phase, progress=fraction, deadline=deadline, phases=shard.phases | {phase})
+
+
+def _joined(shard: Shard, seen: Progressed, now: float) -> Shard:
+    """A rank above 0 has nobody to ask: what it logs is all there is."""
+    if shard.state not in (_S.STARTING, _S.LOADING):
+        return shard
+    if seen.loaded:
+        return Shard(_S.READY, now, "loaded, serves through rank 0", "", rank=shard.rank)
+    since = shard.since if shard.state is _S.LOADING else now
+    then = "serves through rank 0 once that is ready, whose time limits hold for all ranks"
+    return Shard(_S.LOADING, since, seen.phase, then, progress=seen.fraction, rank=shard.rank)
 
 
 def _worked(shard: Shard, running: int, work: float, limits: Limits, now: float) -> tuple[Shard, tuple[Action, ...]]:

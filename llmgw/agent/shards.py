@@ -15,14 +15,15 @@ from llmgw.agent.records import Record
 from llmgw.agent.shard import Shard, adopted, begin
 from llmgw.agent.supervisor import DIAGNOSED_LINES, Supervisor
 from llmgw.discovery.host import boot_id
+from llmgw.discovery.interfaces import interface_of
 from llmgw.engines.base import ShardSpec
 from llmgw.engines.diagnosis import Diagnosis, diagnose
 from llmgw.engines.registry import build
 from llmgw.errors import OperatorError
-from llmgw.hardware.inventory import Device, Inventory
+from llmgw.hardware.inventory import Device, Fabric, Inventory
 from llmgw.link.messages import StartShard
 from llmgw.scheduler.state import Exit, ShardReport, ShardState
-from llmgw.settings.daemon import AgentConfig
+from llmgw.settings.daemon import Address, AgentConfig
 from llmgw.telemetry.logging import logger
 
 _KEY_BYTES = 24
@@ -83,7 +84,7 @@ class Shards:
         end = await trio.to_thread.run_sync(records.end, folder)
         if end is None and await trio.to_thread.run_sync(_lives, folder, record):
             since = record.since or record.started
-            shard = adopted(record.state, record.model, record.profile.limits, now, since)
+            shard = adopted(record.state, record.model, record.profile.limits, now, since, record.rank)
             supervisor = self._add(folder, record, shard, adopted=True)
             supervisor.attach()
             if shard.state not in (ShardState.READY, ShardState.DRAINING):
@@ -153,20 +154,29 @@ class Shards:
                 f"add engines.{command.profile.engine.value} to agent.yaml",
             )
         devices = self._devices(command, inventory)
-        for other in self.alive():
-            for device in devices:
-                if device.uuid in other.record.uuids:
-                    raise OperatorError(device.label, f"is held by shard {other.record.shard}", "stop that one first")
+        self._refuse_held(devices, inventory)
+        port = self._port()
+        rendezvous = command.rendezvous
+        fabric, interface = None, ""
+        if command.profile.nodes > 1:
+            fabric = _fabric(command.fabric, inventory, config.id)
+            interface = await self._interface()
+            if command.rank == 0:
+                rendezvous = Address(config.address, self._port(besides=port))
         spec = ShardSpec(
             model=command.model,
             profile=command.profile,
             devices=devices,
             install=install,
             host=config.address,
-            port=self._port(),
+            port=port,
             weights_dir=config.weights_dir,
             rank=command.rank,
             api_key=f"sk-llmgw-{secrets.token_urlsafe(_KEY_BYTES)}",
+            rendezvous=rendezvous,
+            interface=interface,
+            fabric=fabric,
+            addresses=command.addresses,
         )
         launch = build(spec)
         now = self._clock()
@@ -192,9 +202,12 @@ class Shards:
             started=now,
             api_key=launch.api_key,
             since=now,
+            rendezvous=rendezvous if command.rank == 0 else None,
         )
         folder = records.folder_of(self._folder, command.shard, command.generation)
-        supervisor = self._add(folder, record, begin(command.model, command.profile.limits, now), adopted=False)
+        supervisor = self._add(
+            folder, record, begin(command.model, command.profile.limits, now, command.rank), adopted=False
+        )
         try:
             await trio.to_thread.run_sync(records.write, folder, record)
             await process.spawn(folder, launch.argv, process.environment(os.environ, launch.env, launch.secrets))
@@ -222,6 +235,36 @@ class Shards:
             devices.append(device)
         return tuple(devices)
 
+    def _refuse_held(self, devices: tuple[Device, ...], inventory: Inventory) -> None:
+        """One engine a device, and one a memory: two that measure what is free mislead each other.
+
+        Raises :class:`OperatorError` naming the shard that has it.
+        """
+        for other in self.alive():
+            theirs = [d for uuid in other.record.uuids if (d := inventory.by_uuid(uuid)) is not None]
+            for device in devices:
+                if device.uuid in other.record.uuids:
+                    raise OperatorError(device.label, f"is held by shard {other.record.shard}", "stop that one first")
+                for held in theirs:
+                    if device.shares_memory(held):
+                        reason = f"shares its memory with {held.label}, which shard {other.record.shard} has"
+                        raise OperatorError(device.label, reason, "stop that one first")
+
+    async def _interface(self) -> str:
+        """The network interface that carries this node's address, over which the ranks meet.
+
+        Raises :class:`OperatorError` where none does: NCCL would pick one by itself, and wait there for ever.
+        """
+        address = self._config.address
+        found = await interface_of(address)
+        if found is None:
+            raise OperatorError(
+                f"address {address}",
+                f"is on no network interface of {self._config.id}",
+                "set `address` in agent.yaml to this node's own address",
+            )
+        return found
+
     async def forget(self, shard: str, generation: int) -> None:
         """Drop an ended shard's record and log. Raises :class:`OperatorError` while it has not ended."""
         supervisor = self._known.get((shard, generation))
@@ -239,9 +282,10 @@ class Shards:
             await trio.sleep(_SHIM_END_LOOK_S)
         raise OperatorError(str(supervisor.folder), "its shim has not ended", "look for the process that holds `lock`")
 
-    def _port(self) -> int:
+    def _port(self, besides: int | None = None) -> int:
         """A port that no shard of ours has and that can be bound right now."""
-        taken = {s.record.port for s in self.alive()}
+        taken = {s.record.port for s in self.alive()} | {besides}
+        taken |= {s.record.rendezvous.port for s in self.alive() if s.record.rendezvous is not None}
         family = socket.AF_INET6 if ":" in self._config.address else socket.AF_INET
         for port in range(self._config.port_first, self._config.port_last + 1):
             if port in taken:
@@ -257,6 +301,16 @@ class Shards:
             f"none is free on {self._config.address}",
             "widen `ports` in agent.yaml, and check that `address` is this node's",
         )
+
+
+def _fabric(label: str | None, inventory: Inventory, node: str) -> Fabric:
+    """The fabric of a replica over several nodes. Raises :class:`OperatorError` where this node is not wholly on it."""
+    found = next((f for f in inventory.fabrics if f.label == label), None)
+    if found is None:
+        raise OperatorError(f"fabric {label}", f"is not declared on {node}", f"add fabrics.{label} to its agent.yaml")
+    if found.faults:
+        raise OperatorError(f"fabric {label}", found.faults[0].reason, found.faults[0].remedy)
+    return found
 
 
 def _past(record: Record, end: records.End | None, found: Diagnosis | None, now: float) -> Shard:

@@ -85,7 +85,7 @@ class Supervisor:
     def report(self) -> ShardReport:
         """What goes up to the control plane."""
         record, shard = self.record, self.shard
-        serving = shard.state in (ShardState.READY, ShardState.DRAINING)
+        serving = record.rank == 0 and shard.state in (ShardState.READY, ShardState.DRAINING)
         return ShardReport(
             shard=record.shard,
             replica=record.replica,
@@ -103,6 +103,7 @@ class Supervisor:
             pid=None if shard.state.ended else self.pid,
             endpoint=record.endpoint if serving else None,
             api_key=record.api_key if serving else None,
+            rendezvous=record.rendezvous,
             progress=shard.progress,
             exit=shard.exit,
             log_tail=self.log_tail,
@@ -131,6 +132,8 @@ class Supervisor:
 
     async def look(self, within_s: float) -> None:
         """Ask the engine once how it is; for one that was adopted, so that what is reported first is true already."""
+        if self.record.rank > 0:
+            return
         with trio.move_on_after(within_s):
             self._observe(await probe(self.record))
 
@@ -180,17 +183,22 @@ class Supervisor:
             self._grip = None
 
     async def _watch_log(self) -> None:
-        reader = logs.LogReader(self.folder / "engine.log", from_end=self._adopted)
+        # What a rank above 0 has loaded only its log says, and it may have said it before it was adopted.
+        reader = logs.LogReader(self.folder / "engine.log", from_end=self._adopted and self.record.rank == 0)
         while self.shard.state in (ShardState.STARTING, ShardState.LOADING):
             newest: Progressed | None = None
             for line in await trio.to_thread.run_sync(reader.lines):
                 if (said := progress(self.record.profile.engine, line)) is not None:
-                    newest = Progressed(said.phase, said.fraction)
+                    loaded = said.loaded or (newest is not None and newest.loaded)
+                    newest = Progressed(said.phase, said.fraction, loaded)
             if newest is not None:
                 self._observe(newest)
             await trio.sleep(_LOG_EVERY_S)
 
     async def _watch_health(self) -> None:
+        """Ask rank 0; the others answer nobody (vLLM), or always that they are fine (SGLang)."""
+        if self.record.rank > 0:
+            return
         while not self.shard.state.ended:
             if self.shard.state is not ShardState.STOPPING:
                 self._observe(await probe(self.record))

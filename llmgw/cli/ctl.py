@@ -122,7 +122,10 @@ def models(ctx: click.Context, as_json: bool) -> None:
 @_as_json
 @click.pass_context
 def replicas(ctx: click.Context, as_json: bool) -> None:
-    """Every replica: where it runs, its state, why, since when, and what happens next."""
+    """Every replica: where it runs, its state, why, since when, and what happens next.
+
+    One that runs over several nodes has a line for each of its ranks below it.
+    """
     answer = _client(ctx).get("replicas")
     if as_json:
         echo_json(answer)
@@ -141,10 +144,19 @@ def replicas(ctx: click.Context, as_json: bool) -> None:
                 r["reason"],
                 r["next"],
             ]
-            for r in answer["replicas"]
+            for replica in answer["replicas"]
+            for r in (replica, *_ranks(replica))
         ],
         state_column=1,
     )
+
+
+def _ranks(replica: dict[str, Any]) -> list[dict[str, Any]]:
+    if len(replica["shards"]) < 2:
+        return []
+    return [
+        {**s, "id": f"  rank {s['rank']}", "state": s["state"] or "", "nodes": [s["node"]]} for s in replica["shards"]
+    ]
 
 
 @command.command()

@@ -6,9 +6,9 @@ from collections.abc import Mapping, Sequence
 
 from attrs import field, frozen
 
-from llmgw.hardware.inventory import Device
+from llmgw.hardware.inventory import Device, Fabric
 from llmgw.settings.catalog import Profile
-from llmgw.settings.daemon import EngineInstall
+from llmgw.settings.daemon import Address, EngineInstall
 
 
 @frozen
@@ -29,6 +29,10 @@ class ShardSpec:
     weights_dir: str
     rank: int = 0
     api_key: str | None = field(default=None, repr=False)
+    rendezvous: Address | None = None
+    interface: str = ""
+    fabric: Fabric | None = None
+    addresses: tuple[str, ...] = ()
 
 
 def cuda_env(devices: Sequence[Device]) -> dict[str, str]:

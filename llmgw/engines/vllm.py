@@ -21,6 +21,11 @@ def launch(spec: ShardSpec) -> Launch:
         "--port", str(spec.port),
         "--tensor-parallel-size", str(profile.tp),
     ]  # fmt: skip
+    if profile.nodes > 1 and spec.rendezvous is not None:
+        argv += ["--nnodes", str(profile.nodes), "--node-rank", str(spec.rank)]
+        argv += ["--master-addr", spec.rendezvous.host, "--master-port", str(spec.rendezvous.port)]
+        if spec.rank > 0:
+            argv += ["--headless"]
     if profile.pp > 1:
         argv += ["--pipeline-parallel-size", str(profile.pp)]
     if profile.gpu_memory_utilization is not None:

@@ -8,6 +8,7 @@ from llmgw.hardware.delta import InventoryDelta
 from llmgw.hardware.inventory import Inventory
 from llmgw.scheduler.state import ShardReport
 from llmgw.settings.catalog import EngineKind, Profile
+from llmgw.settings.daemon import Address
 
 PROTOCOL = 1
 """Version of this protocol. Ends whose versions differ by one must understand each other."""
@@ -97,7 +98,9 @@ class Refused:
 class StartShard:
     """Down: start an engine. The same ``command`` again changes nothing and gets the same result.
 
-    ``uuids`` say which devices are meant: the agent may have numbered them anew meanwhile.
+    ``uuids`` say which devices are meant: the agent may have numbered them anew meanwhile. Over several nodes
+    ``fabric`` is the label of the network between them, ``addresses`` has each rank's node, and ranks above 0 meet
+    rank 0 at ``rendezvous``.
     """
 
     command: str
@@ -112,6 +115,9 @@ class StartShard:
     profile_digest: str
     devices: tuple[int, ...]
     uuids: tuple[str, ...] = ()
+    fabric: str | None = None
+    rendezvous: Address | None = None
+    addresses: tuple[str, ...] = ()
 
 
 @frozen

@@ -29,7 +29,6 @@ from llmgw.scheduler.state import (
     Assignment,
     ClusterState,
     Goal,
-    Node,
     NodeState,
     Replica,
     ShardReport,
@@ -42,6 +41,9 @@ BACKOFF_FIRST_S = 5.0
 BACKOFF_LONGEST_S = 300.0
 FINAL_S = 1800.0
 """What the engine says can never run is tried again after this time: somebody may have put it right on the node."""
+
+CRASH_LOOP = 8
+"""So many failures in a row are a crash loop: tried as seldom as what cannot run."""
 
 STEADY_S = 600.0
 """A replica that was ready for this long has its failures forgiven."""
@@ -97,12 +99,17 @@ class _Pass:
         where = node or (row.shards[0].node if row.shards else "")
         self.decisions.append(Decision(kind, row.model, row.id, where, reason))
 
-    def _node(self, row: Replica) -> Node | None:
-        return self.state.node(row.shards[0].node) if row.shards else None
-
     def _lost(self, row: Replica) -> bool:
-        node = self._node(row)
-        return node is None or node.state is NodeState.LOST
+        """Whether any of its nodes is lost: a replica over several nodes is one thing."""
+        nodes = [self.state.node(s.node) for s in row.shards]
+        return not nodes or any(n is None or n.state is NodeState.LOST for n in nodes)
+
+    def _lost_node(self, row: Replica) -> str:
+        for shard in row.shards:
+            node = self.state.node(shard.node)
+            if node is None or node.state is NodeState.LOST:
+                return shard.node
+        return "?"
 
     def _counts(self, row: Replica) -> bool:
         return row.goal is Goal.RUN and row.superseded_by is None and not self._lost(row)
@@ -111,8 +118,11 @@ class _Pass:
         return row.goal is Goal.RUN and row.superseded_by is None and self._lost(row)
 
     def _ready(self, row: Replica) -> bool:
+        """Rank 0 lists the model, which it cannot before all others have joined it, and none of them has ended."""
         reports = [self.state.report(s, row.generation) for s in row.shards]
-        return bool(reports) and all(r is not None and r.state is ShardState.READY for r in reports)
+        if not reports or any(r is None or r.state.ended for r in reports):
+            return False
+        return reports[0] is not None and reports[0].state is ShardState.READY
 
     def _renumber(self, row: Replica) -> None:
         """Follow a row's devices to the numbers that they have by now."""
@@ -127,35 +137,38 @@ class _Pass:
     # What a row's own reports say.
 
     def _follow(self, row: Replica) -> None:
-        if row.goal is not Goal.RUN or self._lost(row):
+        if row.goal is not Goal.RUN:
             return
-        reports = [r for s in row.shards if (r := self.state.report(s, row.generation)) is not None]
-        ended = next((r for r in reports if r.state.ended), None)
-        if ended is not None:
-            self._failed(row, ended)
-        elif row.failures and self._ready(row) and all(self.now - r.since >= STEADY_S for r in reports):
-            self.rows[row.id] = evolve(row, failures=0)
-
-    def _failed(self, row: Replica, report: ShardReport) -> None:
-        node = self._node(row)
-        assert node is not None
-        uuids = row.shards[0].uuids
-        for position, number in enumerate(row.shards[0].devices):
-            device = node.inventory.device(number)
-            if device is not None and uuids and device.uuid != uuids[position]:
-                device = None
-            if device is None or device.faults:
-                fault = "is not there any more" if device is None else device.faults[0].reason
-                label = f"device {number}" if device is None else device.label
-                reason = f"it failed ({report.reason}) and {label} {fault}; placed anew"
+        row = self.rows[row.id]
+        reports = [(s, r) for s in row.shards if (r := self.state.report(s, row.generation)) is not None]
+        ended = next(((s, r) for s, r in reports if r.state.ended), None)
+        if self._lost(row):
+            if ended is not None and len(row.shards) > 1:
+                # Whatever still runs on the lost node, it is half an engine: what is left of it makes room.
+                reason = f"node {self._lost_node(row)} is lost and {ended[0].shard} ended: {ended[1].reason}"
                 self.rows[row.id] = evolve(row, goal=Goal.STOP, reason=reason, since=self.now)
                 self._say(DecisionKind.EVICT, row, reason)
+        elif ended is not None:
+            self._failed(row, *ended)
+        elif row.failures and self._ready(row) and all(self.now - r.since >= STEADY_S for _, r in reports):
+            self.rows[row.id] = evolve(row, failures=0)
+
+    def _failed(self, row: Replica, shard: Assignment, report: ShardReport) -> None:
+        """One shard ended, so the replica did: all of them start again, or it goes where its devices are whole."""
+        which = f"rank {shard.rank} on {shard.node}: " if len(row.shards) > 1 else ""
+        for part in row.shards:
+            trouble = self._device_trouble(part)
+            if trouble is not None:
+                reason = f"it failed ({which}{report.reason}) and {trouble}; placed anew"
+                self.rows[row.id] = evolve(row, goal=Goal.STOP, reason=reason, since=self.now)
+                self._say(DecisionKind.EVICT, row, reason, part.node)
                 return
         failures = row.failures + 1
         wait = min(BACKOFF_FIRST_S * 2 ** min(failures - 1, 16), BACKOFF_LONGEST_S)
-        if report.final:
+        looping = failures >= CRASH_LOOP
+        if report.final or looping:
             wait = FINAL_S
-        reason = f"failed {failures} time{'s' if failures > 1 else ''} in a row, last: {report.reason}"
+        reason = f"failed {failures} time{'s' if failures > 1 else ''} in a row, last: {which}{report.reason}"
         if report.remedy:
             reason = f"{reason}; {report.remedy}"
         self.rows[row.id] = evolve(
@@ -166,9 +179,25 @@ class _Pass:
             reason=reason,
             since=self.now,
         )
-        again = f"{'cannot run like this; ' if report.final else ''}started again in {wait:.0f} s (failure {failures})"
+        verdict = "cannot run like this; " if report.final else "crash loop; " if looping else ""
+        again = f"{verdict}started again in {wait:.0f} s (failure {failures})"
         remedy = f"{report.remedy}; " if report.remedy else ""
-        self._say(DecisionKind.RESTART, row, f"{report.reason}; {remedy}{again}")
+        self._say(DecisionKind.RESTART, row, f"{which}{report.reason}; {remedy}{again}", shard.node)
+
+    def _device_trouble(self, part: Assignment) -> str | None:
+        """What is wrong with a device of a shard by now, or ``None``."""
+        node = self.state.node(part.node)
+        if node is None:
+            return f"node {part.node} is gone"
+        for position, number in enumerate(part.devices):
+            device = node.inventory.device(number)
+            if device is not None and part.uuids and device.uuid != part.uuids[position]:
+                device = None
+            if device is None:
+                return f"device {number} is not there any more"
+            if device.faults:
+                return f"{device.label} {device.faults[0].reason}"
+        return None
 
     # What the catalog wants.
 
@@ -220,9 +249,8 @@ class _Pass:
             new = self._add(model, found, "")
             if gone:
                 old = gone.pop(0)
-                node = old.shards[0].node if old.shards else "?"
                 self.rows[old.id] = evolve(self.rows[old.id], superseded_by=new.id)
-                self._say(DecisionKind.EVICT, old, f"node {node} is lost; {new.id} replaces it")
+                self._say(DecisionKind.EVICT, old, f"node {self._lost_node(old)} is lost; {new.id} replaces it")
             running += 1
 
     def _place(self, model: Model) -> Placement | NoPlace:
@@ -241,19 +269,23 @@ class _Pass:
 
     def _add(self, model: Model, found: Placement, why: str) -> Replica:
         name = f"{_slug(model.name)}-{self.serial}"
-        node = self.state.node(found.node)
-        devices = [] if node is None else [node.inventory.device(number) for number in found.devices]
-        uuids = tuple(d.uuid for d in devices if d is not None)
         self.serial += 1
+        shards = []
+        for rank, part in enumerate(found.parts):
+            node = self.state.node(part.node)
+            devices = [] if node is None else [node.inventory.device(number) for number in part.devices]
+            uuids = tuple(d.uuid for d in devices if d is not None)
+            shards.append(Assignment(f"{name}.{rank}", rank, part.node, part.devices, uuids))
         reason = f"{why}; {found.reason}" if why else found.reason
         row = Replica(
             id=name,
             model=model.name,
             profile=found.profile,
-            shards=(Assignment(f"{name}.0", 0, found.node, found.devices, uuids),),
+            shards=tuple(shards),
             goal=Goal.RUN,
             reason=reason,
             since=self.now,
+            fabric=found.fabric,
         )
         self.rows[name] = row
         self._say(DecisionKind.PLACE, row, reason)
@@ -295,10 +327,33 @@ class _Pass:
             if row.goal is Goal.DRAIN and report is not None and report.state is ShardState.READY:
                 self.commands.append(DrainCommand(shard.node, shard.shard, row.generation, row.reason))
             if row.goal is Goal.RUN and report is None:
-                if self.now >= row.not_before:
-                    self.commands.append(StartCommand(row, shard))
-                else:
-                    self.wake.append(row.not_before)
+                self._start(row, shard)
+
+    def _start(self, row: Replica, shard: Assignment) -> None:
+        """Start a shard once its replica's earlier starts are over; other ranks once rank 0 says where to meet."""
+        if self.now < row.not_before:
+            self.wake.append(row.not_before)
+            return
+        if len(row.shards) > 1 and self._earlier_alive(row):
+            return
+        meeting = None
+        if shard.rank > 0:
+            head = self.state.report(row.shards[0], row.generation)
+            if head is None or head.rendezvous is None or head.state.ended:
+                return
+            meeting = head.rendezvous
+        nodes = (self.state.node(s.node) for s in row.shards)
+        addresses = tuple(n.address for n in nodes if n is not None) if len(row.shards) > 1 else ()
+        self.commands.append(StartCommand(row, shard, meeting, addresses))
+
+    def _earlier_alive(self, row: Replica) -> bool:
+        shards = {s.shard for s in row.shards}
+        return any(
+            r.shard in shards and r.generation != row.generation and not r.state.ended
+            for s in row.shards
+            if (node := self.state.node(s.node)) is not None
+            for r in node.reports
+        )
 
     def _drain(self, row: Replica) -> Replica:
         """Move a draining row on to ``STOP`` once nothing is in flight, or its time is over."""
@@ -307,11 +362,11 @@ class _Pass:
             r is not None and r.state in (ShardState.READY, ShardState.DRAINING)
             for r in (self.state.report(s, row.generation) for s in row.shards)
         )
-        counts = [self.state.in_flight.get(s.shard) for s in row.shards]
+        count = self.state.in_flight.get(row.shards[0].shard) if row.shards else 0
         settled = self.now >= row.since + DRAIN_SETTLE_S
         if not serving:
             why = "it serves nothing"
-        elif settled and all(c == 0 for c in counts):
+        elif settled and count == 0:
             why = "nothing is in flight"
         elif self.now >= end:
             why = f"drained for {row.profile.limits.drain_s:.0f} s"
@@ -358,8 +413,10 @@ class _Pass:
                     or report.shard in stopping
                 ):
                     continue
-                known = any(s.shard == report.shard for r in self.rows.values() for s in r.shards)
-                reason = "an earlier start of this shard still runs" if known else "no replica wants this shard"
+                row = next((r for r in self.rows.values() if any(s.shard == report.shard for s in r.shards)), None)
+                reason = "no replica wants this shard"
+                if row is not None:
+                    reason = f"an earlier start of this shard still runs; {row.reason}"
                 self.commands.append(StopCommand(node.id, report.shard, report.generation, reason, grace))
                 self.decisions.append(Decision(DecisionKind.REAP, report.model, report.replica, node.id, reason))
 

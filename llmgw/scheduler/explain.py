@@ -7,6 +7,7 @@ from enum import StrEnum
 from attrs import frozen
 
 from llmgw.scheduler.state import Assignment, Replica
+from llmgw.settings.daemon import Address
 
 
 @frozen
@@ -65,10 +66,15 @@ class Decision:
 
 @frozen
 class StartCommand:
-    """Start this shard of this replica; sent again in every pass until the agent reports it."""
+    """Start this shard of this replica; sent again in every pass until the agent reports it.
+
+    Over several nodes ``rendezvous`` is where rank 0 waits for the others, and ``addresses`` has each rank's node.
+    """
 
     replica: Replica
     assignment: Assignment
+    rendezvous: Address | None = None
+    addresses: tuple[str, ...] = ()
 
 
 @frozen

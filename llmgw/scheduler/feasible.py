@@ -38,16 +38,6 @@ def _state(_profile: Profile, view: NodeView) -> Refusal | None:
     return Refusal("node-state", f"{node.id} is {node.state.value}: its agent is not heard", "bring its agent back")
 
 
-def _several_nodes(profile: Profile, _view: NodeView) -> Refusal | None:
-    if profile.nodes == 1:
-        return None
-    return Refusal(
-        "nodes",
-        f"needs {profile.nodes} nodes, and placement over several nodes is not supported by this version",
-        "use a profile that fits one node",
-    )
-
-
 def _engine(profile: Profile, view: NodeView) -> Refusal | None:
     if profile.engine in view.node.engines:
         return None
@@ -68,7 +58,7 @@ def _device_class(profile: Profile, view: NodeView) -> Refusal | None:
     return Refusal("device-class", f"class {wanted} wanted, node has {has}", "add a profile for a class that it has")
 
 
-FILTERS: Sequence[Callable[[Profile, NodeView], Refusal | None]] = (_state, _several_nodes, _engine, _device_class)
+FILTERS: Sequence[Callable[[Profile, NodeView], Refusal | None]] = (_state, _engine, _device_class)
 """What can be said of the node as a whole, in the order in which it is asked."""
 
 

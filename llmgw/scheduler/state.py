@@ -14,6 +14,7 @@ from attrs import field, frozen
 
 from llmgw.hardware.inventory import Inventory
 from llmgw.settings.catalog import EngineKind, Model, Profile
+from llmgw.settings.daemon import Address
 
 _NO_LOAD: Mapping[str, int] = MappingProxyType({})
 _NO_TIMES: Mapping[str, float] = MappingProxyType({})
@@ -74,7 +75,8 @@ class ShardReport:
     what they were, see :func:`placed_on`. After a failure ``remedy`` says what to do about it, and ``final`` that the
     same profile would fail there again. ``since`` is on the node's clock. ``endpoint`` is
     ``http://host:port`` of the engine's API (rank 0 only); ``api_key`` is what it wants as a bearer token and
-    is never logged. ``progress`` goes from 0 to 1 while loading, where the engine says.
+    is never logged. ``progress`` goes from 0 to 1 while loading, where the engine says. ``rendezvous`` is where rank 0
+    of a replica over several nodes waits for the others.
     """
 
     shard: str
@@ -98,6 +100,7 @@ class ShardReport:
     uuids: tuple[str, ...] = ()
     remedy: str = ""
     final: bool = False
+    rendezvous: Address | None = None
 
 
 @frozen

@@ -2,16 +2,32 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 from attrs import frozen
 
 from llmgw.scheduler.explain import Unplaced
-from llmgw.scheduler.state import ClusterState, Goal, Node, NodeState, Replica, ShardReport, ShardState
+from llmgw.scheduler.state import Assignment, ClusterState, Goal, Node, NodeState, Replica, ShardReport, ShardState
 from llmgw.settings.catalog import Model
 
 
 @frozen
+class ShardView:
+    """One rank of a replica: its place, and what its agent says of this start of it (nothing yet: ``None``)."""
+
+    shard: str
+    rank: int
+    node: str
+    devices: tuple[str, ...]
+    report: ShardReport | None
+
+
+@frozen
 class ReplicaView:
-    """One replica. ``state`` is its shard's, or one of ``placed``, ``waiting`` and ``lost``."""
+    """One replica. ``state`` is its shards', or one of ``placed``, ``waiting`` and ``lost``.
+
+    Over several nodes that is rank 0's, unless another rank has ended, is not there yet, or is on a node that is not.
+    """
 
     id: str
     model: str
@@ -26,6 +42,8 @@ class ReplicaView:
     pid: int | None
     generation: int
     progress: float | None
+    fabric: str | None
+    shards: tuple[ShardView, ...]
 
 
 @frozen
@@ -49,8 +67,27 @@ def _labels(node: Node | None, numbers: tuple[int, ...]) -> tuple[str, ...]:
     return tuple(d.label if d is not None else f"device {n}" for d, n in zip(found, numbers, strict=True))
 
 
-def _judge(row: Replica, node: Node | None, report: ShardReport | None, now: float) -> tuple[str, str, float, str]:
+_Seen = tuple[Assignment, Node | None, ShardReport | None]
+
+
+def _telling(row: Replica, state: ClusterState) -> _Seen | None:
+    """The shard that says most of how the replica is: the first whose trouble is everybody's, else rank 0's."""
+    seen: list[_Seen] = [(s, state.node(s.node), state.report(s, row.generation)) for s in row.shards]
+    troubles: tuple[Callable[[_Seen], bool], ...] = (
+        lambda s: s[1] is None or s[1].state is NodeState.LOST,
+        lambda s: s[2] is not None and s[2].state.ended,
+        lambda s: s[1] is not None and s[1].state is NodeState.UNREACHABLE,
+        lambda s: s[2] is None,
+    )
+    for trouble in troubles:
+        if (found := next((s for s in seen if trouble(s)), None)) is not None:
+            return found
+    return seen[0] if seen else None
+
+
+def _judge(row: Replica, seen: _Seen | None, now: float) -> tuple[str, str, float, str]:
     """State, reason, since, next."""
+    place, node, report = seen if seen is not None else (None, None, None)
     if row.goal is Goal.STOP:
         until = "removed when its engine has ended"
         if node is not None and node.state is not NodeState.CONNECTED:
@@ -61,7 +98,7 @@ def _judge(row: Replica, node: Node | None, report: ShardReport | None, now: flo
         return "draining", row.reason, row.since, f"stopped when nothing is in flight, in {left:.0f} s at most"
     if node is None or node.state is NodeState.LOST:
         was = report.state.value if report is not None else "not started"
-        name = row.shards[0].node if row.shards else "?"
+        name = place.node if place is not None else "?"
         then = (
             f"stopped once {row.superseded_by} is ready and the node is back"
             if row.superseded_by
@@ -71,8 +108,11 @@ def _judge(row: Replica, node: Node | None, report: ShardReport | None, now: flo
     if report is None:
         if row.not_before > now:
             return "waiting", row.reason, row.since, f"started again in {row.not_before - now:.0f} s"
-        return "placed", row.reason, row.since, "its agent starts it"
+        rank = 0 if place is None else place.rank
+        return "placed", row.reason, row.since, "its agent starts it" if rank == 0 else f"rank {rank} meets rank 0"
     reason, then = report.reason, report.next
+    if len(row.shards) > 1 and report.rank > 0:
+        reason = f"rank {report.rank} on {node.id}: {reason}"
     if row.superseded_by:
         then = f"stopped once {row.superseded_by} is ready"
     if node.state is NodeState.UNREACHABLE:
@@ -82,15 +122,18 @@ def _judge(row: Replica, node: Node | None, report: ShardReport | None, now: flo
 
 def replica_view(row: Replica, state: ClusterState, now: float) -> ReplicaView:
     """One replica as it stands."""
-    node = state.node(row.shards[0].node) if row.shards else None
-    report = state.report(row.shards[0], row.generation) if row.shards else None
-    word, reason, since, then = _judge(row, node, report, now)
+    shards = tuple(
+        ShardView(s.shard, s.rank, s.node, _labels(state.node(s.node), s.devices), state.report(s, row.generation))
+        for s in row.shards
+    )
+    report = shards[0].report if shards else None
+    word, reason, since, then = _judge(row, _telling(row, state), now)
     return ReplicaView(
         id=row.id,
         model=row.model,
         profile=row.profile.name,
         nodes=tuple(s.node for s in row.shards),
-        devices=tuple(label for s in row.shards for label in _labels(state.node(s.node), s.devices)),
+        devices=tuple(f"{s.node}/{label}" if len(shards) > 1 else label for s in shards for label in s.devices),
         state=word,
         reason=reason,
         since=since,
@@ -99,6 +142,8 @@ def replica_view(row: Replica, state: ClusterState, now: float) -> ReplicaView:
         pid=report.pid if report is not None else None,
         generation=row.generation,
         progress=report.progress if report is not None and report.state is ShardState.LOADING else None,
+        fabric=row.fabric,
+        shards=shards,
     )
 
 

@@ -39,7 +39,7 @@ def messages(commands: Iterable[Command], cluster: str, epoch: int) -> dict[str,
     by_node: dict[str, list[ShardCommand]] = defaultdict(list)
     for command in commands:
         match command:
-            case StartCommand(replica=replica, assignment=place):
+            case StartCommand(replica=replica, assignment=place, rendezvous=rendezvous, addresses=addresses):
                 by_node[place.node].append(
                     StartShard(
                         command=f"{place.shard}#{replica.generation}:start",
@@ -54,6 +54,9 @@ def messages(commands: Iterable[Command], cluster: str, epoch: int) -> dict[str,
                         profile_digest=profile_digest(replica.model, replica.profile),
                         devices=place.devices,
                         uuids=place.uuids,
+                        fabric=replica.fabric,
+                        rendezvous=rendezvous,
+                        addresses=addresses,
                     )
                 )
             case DrainCommand(node=node, shard=shard, generation=generation, reason=reason):

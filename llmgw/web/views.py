@@ -9,7 +9,7 @@ from llmgw.hardware.health import stranger
 from llmgw.hardware.inventory import Device, Fault, Inventory
 from llmgw.scheduler.explain import Unplaced
 from llmgw.scheduler.state import ClusterState, Node, NodeState, placed_on
-from llmgw.scheduler.summary import model_views, replica_views
+from llmgw.scheduler.summary import ShardView, model_views, replica_views
 from llmgw.settings.document import Settings
 from llmgw.store.api import StoredDecision
 from llmgw.web.source import Identity, RouterStatus
@@ -173,9 +173,28 @@ def replicas_view(state: ClusterState, now: float) -> list[Json]:
             "pid": view.pid,
             "generation": view.generation,
             "progress": view.progress,
+            "fabric": view.fabric,
+            "shards": [_shard(shard) for shard in view.shards],
         }
         for view in replica_views(state, now)
     ]
+
+
+def _shard(view: ShardView) -> Json:
+    report = view.report
+    made: Json = {"shard": view.shard, "rank": view.rank, "node": view.node, "devices": list(view.devices)}
+    if report is None:
+        return made | {"state": None, "reason": "not reported yet", "since": None, "next": "", "pid": None}
+    return made | {
+        "state": report.state.value,
+        "reason": report.reason,
+        "remedy": report.remedy,
+        "since": report.since,
+        "next": report.next,
+        "pid": report.pid,
+        "progress": report.progress,
+        "log_tail": list(report.log_tail),
+    }
 
 
 def decisions_view(decisions: tuple[StoredDecision, ...]) -> list[Json]:

@@ -201,3 +201,23 @@ def test_any_story_stays_in_the_table_and_comes_to_an_end(story: list[tuple[floa
             shard, actions = step(shard, Tick(), "m", LIMITS, now)
             seen += actions
         assert Kill() in seen, "time alone ends what never gets ready"
+
+
+def test_a_rank_above_0_is_told_by_its_log_and_has_no_limits_of_its_own() -> None:
+    def after(*told: tuple[float, Observation]) -> tuple:
+        shard, actions = begin("m", LIMITS, 0, rank=1), ()
+        for at, observation in told:
+            shard, actions = step(shard, observation, "m", LIMITS, at)
+        return shard, actions
+
+    assert after((10_000, Tick()))[0].state is ShardState.STARTING
+    waiting, actions = after((1, Progressed("waiting for rank 0", None)), (10_000, Tick()))
+    assert (waiting.state, waiting.since, waiting.reason, actions) == (ShardState.LOADING, 1, "waiting for rank 0", ())
+    loaded, _ = after((1, Progressed("x", None)), (2, Progressed("weights loaded", None, loaded=True)))
+    assert (loaded.state, loaded.since, loaded.rank) == (ShardState.READY, 2, 1)
+    assert (
+        after((1, Progressed("w", None, loaded=True)), (2, Progressed("compiling", None)))[0].state is ShardState.READY
+    )
+    assert adopted(ShardState.LOADING, "m", LIMITS, 5, 1, rank=1).deadline is None
+    ended, _ = after((1, Progressed("w", None, loaded=True)), (2, Ended(Exit(0))))
+    assert ended.state is ShardState.FAILED

@@ -23,7 +23,7 @@ from llmgw.agent.stop import stop_engines
 from llmgw.agent.supervisor import Supervisor
 from llmgw.cli.demo_files import fakes_dir, free_ports
 from llmgw.errors import OperatorError
-from llmgw.hardware.inventory import Device, Host, Inventory
+from llmgw.hardware.inventory import AdapterKind, Device, Fabric, FabricPort, Fault, Host, Inventory, MigInstance
 from llmgw.link.messages import StartShard
 from llmgw.scheduler.state import ShardReport, ShardState
 from llmgw.settings.catalog import EngineKind, Limits, Profile
@@ -77,6 +77,11 @@ class Node:
             while self.get(shard, generation).shard.state is not state:
                 assert not self.get(shard, generation).shard.state.ended, self.get(shard, generation).shard
                 await trio.sleep(0.01)
+        return self.get(shard, generation).report()
+
+    async def until_ended(self, shard: str = "m-1.0", generation: int = 1) -> ShardReport:
+        with trio.fail_after(15):
+            await self.get(shard, generation).done.wait()
         return self.get(shard, generation).report()
 
 
@@ -358,6 +363,84 @@ async def test_what_cannot_be_started_says_why(folder: Path) -> None:
         with pytest.raises(OperatorError, match="stop it first"):
             await node.shards.forget("m-1.0", 1)
         await node.until(S.READY)
+
+
+FABRIC = Fabric("rack-1", AdapterKind.INFINIBAND, (FabricPort("mlx5_0", 1),))
+CONNECTED = evolve(INVENTORY, fabrics=(FABRIC,))
+
+
+def rank(number: int, meeting: Address | None = None, **engine: Any) -> StartShard:
+    """One rank of a replica over two nodes."""
+    command = start(f"m-1.{number}", devices=(number,), **engine)
+    profile = evolve(command.profile, nodes=2, tp=2)
+    return evolve(command, replica="m-1", rank=number, profile=profile, fabric="rack-1", rendezvous=meeting,
+                  addresses=("127.0.0.1", "127.0.0.1"))  # fmt: skip
+
+
+async def test_ranks_meet_where_rank_0_says_and_each_knows_when_it_has_loaded(folder: Path) -> None:
+    async with running(config(folder)) as node:
+        await node.shards.start(rank(0, load_s=0.4), CONNECTED)
+        head = node.get().report()
+        assert head.rendezvous is not None
+        assert head.rendezvous.port != node.get().record.port
+        # Rank 0 loads once all have met, so it is ready no sooner than the other has joined.
+        await node.shards.start(rank(1, head.rendezvous), CONNECTED)
+        other = await node.until(S.READY, "m-1.1")
+        assert (other.reason, other.endpoint, other.rendezvous) == ("loaded, serves through rank 0", None, None)
+        ready = await node.until(S.READY)
+        assert ready.endpoint is not None
+        # As a real one does, the other rank stays when rank 0 is gone: only a stop ends it.
+        assert ready.pid is not None
+        os.killpg(ready.pid, signal.SIGKILL)
+        await node.until_ended()
+        assert node.get("m-1.1").shard.state is S.READY
+        node.get("m-1.1").stop("rank 0 ended", 1.0)
+        assert (await node.until(S.STOPPED, "m-1.1")).reason == "rank 0 ended"
+
+
+async def test_an_adopted_rank_knows_that_it_had_loaded(folder: Path) -> None:
+    async with running(config(folder)) as node:
+        await node.shards.start(rank(0, load_s=1.0), CONNECTED)
+        await node.shards.start(rank(1, node.get().report().rendezvous, load_s=1.0), CONNECTED)
+        await node.until(S.LOADING, "m-1.1")
+        pid = node.get("m-1.1").pid
+    async with running(config(folder)) as node:
+        other = await node.until(S.READY, "m-1.1")
+        assert other.pid == pid
+        assert node.get().report().rendezvous is not None
+        await node.until(S.READY)
+
+
+async def test_a_rank_is_refused_where_its_fabric_is_not(folder: Path) -> None:
+    async with running(config(folder)) as node:
+        with pytest.raises(OperatorError, match="fabric rack-1: is not declared on n1"):
+            await node.shards.start(rank(0), INVENTORY)
+        down = evolve(FABRIC, faults=(Fault("port-down", "mlx5_1 port 1 is down", "plug it in"),))
+        with pytest.raises(OperatorError, match="mlx5_1 port 1 is down"):
+            await node.shards.start(rank(0), evolve(INVENTORY, fabrics=(down,)))
+    elsewhere = evolve(config(folder), address="192.0.2.77", port_first=1, port_last=1)
+    async with running(elsewhere) as node:
+        with pytest.raises(OperatorError, match=r"none is free on 192\.0\.2\.77"):
+            await node.shards.start(rank(0), CONNECTED)
+
+
+async def test_two_engines_never_share_a_memory(folder: Path) -> None:
+    name = "h100-80g-mig-1c.3g.40gb"
+    both = tuple(
+        Device(1000 + n, f"MIG-{n}", "x", name, 40448, 1, mig=MigInstance(0, n, "1c.3g.40gb", 1, n)) for n in range(2)
+    )
+    inventory = evolve(INVENTORY, devices=both)
+
+    def on(shard: str, number: int) -> StartShard:
+        command = start(shard, devices=(number,))
+        return evolve(command, profile=evolve(command.profile, device_class=(name,)))
+
+    async with running(config(folder)) as node:
+        await node.shards.start(on("m-1.0", 1000), inventory)
+        with pytest.raises(
+            OperatorError, match=r"gpu-0/mig1: shares its memory with gpu-0/mig0, which shard m-1.0 has"
+        ):
+            await node.shards.start(on("m-2.0", 1001), inventory)
 
 
 async def test_two_shards_have_two_ports(folder: Path) -> None:

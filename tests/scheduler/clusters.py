@@ -5,7 +5,16 @@ from __future__ import annotations
 from attrs import evolve
 from hypothesis import strategies as st
 
-from llmgw.hardware.inventory import Device, DeviceProcess, Fault, Host, Inventory
+from llmgw.hardware.inventory import (
+    AdapterKind,
+    Device,
+    DeviceProcess,
+    Fabric,
+    FabricPort,
+    Fault,
+    Host,
+    Inventory,
+)
 from llmgw.scheduler.state import (
     Assignment,
     ClusterState,
@@ -18,6 +27,7 @@ from llmgw.scheduler.state import (
     ShardState,
 )
 from llmgw.settings.catalog import EngineKind, Model, Profile
+from llmgw.settings.daemon import Address
 
 NOW = 1_000_000.0
 CLUSTER = "c1"
@@ -36,6 +46,15 @@ def device(number: int, device_class: str = "h100-80g", *, fault: str = "", used
     )
 
 
+def fabric(label: str = "rack-1", ports: int = 1, *, fault: str = "") -> Fabric:
+    return Fabric(
+        label,
+        AdapterKind.INFINIBAND,
+        tuple(FabricPort(f"mlx5_{n}", 1) for n in range(ports)),
+        (Fault("port-down", fault),) if fault else (),
+    )
+
+
 def node(
     name: str = "n1",
     devices: tuple[Device, ...] = (device(0), device(1)),
@@ -44,8 +63,9 @@ def node(
     engines: tuple[EngineKind, ...] = (EngineKind.VLLM,),
     reports: tuple[ShardReport, ...] = (),
     domains: tuple[tuple[int, ...], ...] = (),
+    fabrics: tuple[Fabric, ...] = (),
 ) -> Node:
-    inventory = Inventory(Host(name, "boot"), "nvidia-smi", devices, nvlink_domains=domains)
+    inventory = Inventory(Host(name, "boot"), "nvidia-smi", devices, nvlink_domains=domains, fabrics=fabrics)
     return Node(name, state, NOW - 100, "", "", "10.0.0.1", inventory, engines, reports)
 
 
@@ -73,14 +93,21 @@ def row(
     return evolve(made, **more)
 
 
-def report(of: Replica, state: ShardState, *, generation: int | None = None, cluster: str = CLUSTER) -> ShardReport:
-    place = of.shards[0]
+def wide(nodes: int = 2, gpus: int = 1, **more: object) -> Profile:
+    """A profile over several nodes."""
+    return profile("wide", gpus, nodes=nodes, tp=gpus * nodes, **more)
+
+
+def report(
+    of: Replica, state: ShardState, *, generation: int | None = None, cluster: str = CLUSTER, rank: int = 0
+) -> ShardReport:
+    place = of.shards[rank]
     return ShardReport(
         shard=place.shard,
         replica=of.id,
         generation=of.generation if generation is None else generation,
         model=of.model,
-        rank=0,
+        rank=rank,
         cluster=cluster,
         profile_digest="d",
         devices=place.devices,
@@ -89,8 +116,9 @@ def report(of: Replica, state: ShardState, *, generation: int | None = None, clu
         next="",
         since=NOW - 10,
         pid=42,
-        endpoint="http://10.0.0.1:20000",
+        endpoint="http://10.0.0.1:20000" if rank == 0 else None,
         exit=Exit(signal=9) if state is ShardState.FAILED else None,
+        rendezvous=Address("10.0.0.1", 20500) if rank == 0 and len(of.shards) > 1 else None,
     )
 
 
@@ -126,8 +154,10 @@ def models(draw: st.DrawFn) -> tuple[Model, ...]:
         profiles = []
         for index in range(draw(st.integers(1, 2))):
             classes = tuple(draw(st.lists(st.sampled_from(_CLASSES), unique=True, min_size=1, max_size=2)))
-            gpus = 1 if any("-mig-" in c for c in classes) else draw(st.integers(1, 3))
-            profiles.append(profile(f"p{index}", gpus, classes))
+            mig = any("-mig-" in c for c in classes)
+            gpus = 1 if mig else draw(st.integers(1, 3))
+            count = 1 if mig else draw(st.sampled_from((1, 1, 2)))
+            profiles.append(profile(f"p{index}", gpus, classes, nodes=count, tp=gpus * count))
         made.append(Model(name, tuple(profiles), draw(st.integers(0, 3))))
     return tuple(made)
 
@@ -140,16 +170,18 @@ def states(draw: st.DrawFn) -> ClusterState:
     replicas = []
     for serial in draw(st.lists(st.integers(1, 9), unique=True, max_size=4)):
         of = draw(st.sampled_from(known))
+        places = draw(st.lists(st.sampled_from(("n0", "n1", "gone")), unique=True, min_size=1, max_size=2))
         replicas.append(
             evolve(
-                row(serial, draw(st.sampled_from(("n0", "n1", "n2", "gone"))), of=of),
-                shards=(
+                row(serial, of=of),
+                shards=tuple(
                     Assignment(
-                        f"{of.name.replace('/', '-')}-{serial}.0",
-                        0,
-                        draw(st.sampled_from(("n0", "n1", "gone"))),
+                        f"{of.name.replace('/', '-')}-{serial}.{rank}",
+                        rank,
+                        place,
                         tuple(sorted(draw(st.sets(st.integers(0, 5), min_size=1, max_size=3)))),
-                    ),
+                    )
+                    for rank, place in enumerate(places)
                 ),
                 id=f"{of.name.replace('/', '-')}-{serial}",
                 model=draw(st.sampled_from((of.name, "left"))),
@@ -173,6 +205,7 @@ def states(draw: st.DrawFn) -> ClusterState:
                         state,
                         generation=draw(st.integers(1, 3)),
                         cluster=draw(st.sampled_from((CLUSTER, CLUSTER, "other"))),
+                        rank=draw(st.integers(0, len(of_row.shards) - 1)),
                     )
                 )
         nodes.append(
@@ -183,6 +216,11 @@ def states(draw: st.DrawFn) -> ClusterState:
                 engines=draw(st.sampled_from(((EngineKind.VLLM,), ()))),
                 reports=tuple(reports),
                 domains=draw(st.sampled_from(((), ((0, 1), (2, 3, 4, 5))))),
+                fabrics=draw(
+                    st.sampled_from(
+                        ((), (fabric(),), (fabric(), fabric("rack-2", 2)), (fabric("rack-2"),), (fabric(fault="x"),))
+                    )
+                ),
             )
         )
     flights = {s.shard: draw(st.integers(0, 2)) for r in replicas for s in r.shards if draw(st.booleans())}

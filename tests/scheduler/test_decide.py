@@ -8,20 +8,23 @@ from hypothesis import strategies as st
 
 from llmgw.hardware.health import stranger
 from llmgw.hardware.inventory import Device, MigInstance
-from llmgw.scheduler.decide import BACKOFF_FIRST_S, BACKOFF_LONGEST_S, DRAIN_SETTLE_S, FINAL_S, decide
+from llmgw.scheduler.decide import BACKOFF_FIRST_S, BACKOFF_LONGEST_S, CRASH_LOOP, DRAIN_SETTLE_S, FINAL_S, decide
 from llmgw.scheduler.explain import DecisionKind, DrainCommand, Outcome, StartCommand, StopCommand
-from llmgw.scheduler.state import Assignment, ClusterState, Goal, NodeState, Replica, ShardReport, ShardState
+from llmgw.scheduler.state import Assignment, ClusterState, Goal, Node, NodeState, Replica, ShardReport, ShardState
+from llmgw.settings.daemon import Address
 from tests.scheduler.clusters import (
     CLUSTER,
     NOW,
     cluster,
     device,
+    fabric,
     model,
     node,
     profile,
     report,
     row,
     states,
+    wide,
 )
 
 
@@ -154,9 +157,12 @@ def test_a_failure_is_started_again_with_backoff() -> None:
 
 
 def test_backoff_grows_to_its_limit_and_is_forgiven() -> None:
-    tired = row(failures=30)
+    tired = row(failures=CRASH_LOOP - 2)
     state = cluster((node(reports=(report(tired, ShardState.FAILED),)),), (model(),), (tired,))
     assert decide(state, NOW).replicas[0].not_before == NOW + BACKOFF_LONGEST_S
+    looping = evolve(state, replicas=(evolve(tired, failures=CRASH_LOOP - 1),))
+    assert decide(looping, NOW).replicas[0].not_before == NOW + FINAL_S
+    assert decide(looping, NOW).decisions[0].reason.endswith("crash loop; started again in 1800 s (failure 8)")
     steady = evolve(state, nodes=(node(reports=(evolve(report(tired, ShardState.READY), since=NOW - 601),)),))
     assert decide(steady, NOW).replicas[0].failures == 0
 
@@ -293,7 +299,100 @@ def test_what_can_never_run_waits_long_and_says_what_to_do() -> None:
     )
 
 
+# Replicas over several nodes.
+
+
+def pair(**more: object) -> tuple[ClusterState, Replica]:
+    """Two nodes on one fabric, and a replica over both whose first generation has not been started."""
+    of = model("m", 1, wide())
+    shards = (Assignment("m-1.0", 0, "n1", (0,)), Assignment("m-1.1", 1, "n2", (0,)))
+    replica = evolve(row(of=of), shards=shards, fabric="rack-1", **more)
+    nodes = (node("n1", fabrics=(fabric(),)), node("n2", fabrics=(fabric(),)))
+    return cluster(nodes, (of,), (replica,)), replica
+
+
+def told(state: ClusterState, *reports: ShardReport) -> ClusterState:
+    """The same with these reports, each by the node that it is about."""
+    places = {s.shard: s.node for r in state.replicas for s in r.shards}
+
+    def of(here: Node) -> Node:
+        return evolve(here, reports=tuple(r for r in reports if places[r.shard] == here.id))
+
+    return evolve(state, nodes=tuple(of(n) for n in state.nodes))
+
+
+def test_other_ranks_start_once_rank_0_says_where_to_meet() -> None:
+    state, replica = pair()
+    addresses = ("10.0.0.1", "10.0.0.1")
+    assert decide(state, NOW).commands == (StartCommand(replica, replica.shards[0], None, addresses),)
+    head = report(replica, ShardState.STARTING)
+    meeting = Address("10.0.0.1", 20500)
+    assert decide(told(state, head), NOW).commands == (StartCommand(replica, replica.shards[1], meeting, addresses),)
+    assert decide(told(state, evolve(head, rendezvous=None)), NOW).commands == ()
+    assert decide(told(state, head, report(replica, ShardState.LOADING, rank=1)), NOW).commands == ()
+
+
+def test_one_rank_that_ends_ends_all_and_they_start_again_together() -> None:
+    state, replica = pair()
+    dead = report(replica, ShardState.FAILED, rank=1)
+    broken = told(state, report(replica, ShardState.READY), dead)
+    outcome = decide(broken, NOW)
+    (again,) = outcome.replicas
+    assert (again.generation, again.failures) == (2, 1)
+    assert outcome.decisions[0].node == "n2"
+    assert outcome.decisions[0].reason == "rank 1 on n2: killed by signal 9; started again in 5 s (failure 1)"
+    (stop,) = outcome.commands
+    assert isinstance(stop, StopCommand)
+    assert (stop.shard, stop.generation) == ("m-1.0", 1)
+    assert "rank 1 on n2: killed by signal 9" in stop.reason
+    # Nothing starts while the other rank's engine is still being stopped, however long that takes.
+    stopping = evolve(report(replica, ShardState.STOPPING), generation=1)
+    later = decide(evolve(told(after(broken, outcome), stopping)), NOW + 60)
+    assert [type(c) for c in later.commands] == [StopCommand]
+    gone = told(after(broken, outcome), evolve(stopping, state=ShardState.STOPPED))
+    assert [c.assignment.rank for c in decide(gone, NOW + 60).commands if isinstance(c, StartCommand)] == [0]
+
+
+def test_ready_is_rank_0_s_word_while_all_live() -> None:
+    state, replica = pair(failures=3)
+    old = NOW - 700
+    head = evolve(report(replica, ShardState.READY), since=old)
+    other = evolve(report(replica, ShardState.LOADING, rank=1), since=old)
+    assert decide(told(state, head, other), NOW).replicas[0].failures == 0
+    assert decide(told(state, head), NOW).replicas[0].failures == 3
+
+
+def test_half_an_engine_makes_room_once_it_says_that_it_is_dead() -> None:
+    state, replica = pair()
+    spare = node("n3", fabrics=(fabric(),))
+    alive = told(state, report(replica, ShardState.READY), report(replica, ShardState.READY, rank=1))
+    away = evolve(alive, nodes=(alive.nodes[0], evolve(alive.nodes[1], state=NodeState.LOST), spare))
+    # It may still serve, and there are two devices on n1: the new one is placed beside it.
+    outcome = decide(away, NOW)
+    assert kinds(outcome) == [DecisionKind.PLACE, DecisionKind.EVICT]
+    assert outcome.decisions[1].reason == "node n2 is lost; m-100 replaces it"
+    full = evolve(away, nodes=(evolve(away.nodes[0], inventory=node(devices=(device(0),)).inventory), *away.nodes[1:]))
+    assert decide(full, NOW).commands == ()
+    dead = told(full, report(replica, ShardState.FAILED))
+    outcome = decide(dead, NOW)
+    assert outcome.decisions[0].kind is DecisionKind.EVICT
+    assert outcome.decisions[0].reason == "node n2 is lost and m-1.0 ended: killed by signal 9"
+
+
+def test_a_drain_waits_for_what_rank_0_has_in_flight_only() -> None:
+    state, replica = pair(goal=Goal.DRAIN, since=NOW - 5)
+    ready = told(state, report(replica, ShardState.READY), report(replica, ShardState.READY, rank=1))
+    outcome = decide(evolve(ready, in_flight={"m-1.0": 0}), NOW)
+    assert [c.shard for c in outcome.commands if isinstance(c, StopCommand)] == ["m-1.0", "m-1.1"]
+    assert not [c for c in decide(evolve(ready, in_flight={"m-1.0": 1}), NOW).commands if isinstance(c, StopCommand)]
+
+
 # What holds for every state there can be.
+
+
+def _given(state: ClusterState, place: Assignment) -> list[Device]:
+    here = state.node(place.node)
+    return [] if here is None else [d for d in here.inventory.devices if d.number in place.devices]
 
 
 def usable(state: ClusterState, name: str, number: int) -> bool:
@@ -313,6 +412,17 @@ def test_never(state: ClusterState) -> None:
         (n.id, d) for n in state.nodes for r in n.reports if not r.state.ended for d in r.devices
     }
     for replica in new:
+        assert len(replica.shards) == len({s.node for s in replica.shards}) == replica.profile.nodes
+        assert (replica.fabric is not None) == (replica.profile.nodes > 1)
+        if replica.fabric is not None:
+            rails = [
+                {(f.kind, len(f.ports)) for f in found.inventory.fabrics if f.label == replica.fabric and not f.faults}
+                for s in replica.shards
+                if (found := state.node(s.node)) is not None
+            ]
+            assert rails[0]
+            assert all(r == rails[0] for r in rails)
+            assert len({d.device_class for s in replica.shards for d in _given(state, s)}) == 1
         for shard in replica.shards:
             here = state.node(shard.node)
             assert here is not None
@@ -343,7 +453,9 @@ def test_never(state: ClusterState) -> None:
         if state.nodes:
             of = state.model(missing.model)
             assert of is not None
-            assert len(missing.candidates) == len(state.nodes) * len(of.profiles)
+            # Every node has its reason, alone or together with others.
+            said = {(name, c.profile) for c in missing.candidates for name in c.node.split("+")}
+            assert said == {(n.id, p.name) for n in state.nodes for p in of.profiles}
             assert all(c.refusals for c in missing.candidates)
 
 
@@ -374,7 +486,7 @@ def obey(state: ClusterState, outcome: Outcome) -> ClusterState:
             reports[said.shard, said.generation] = said
         for command in outcome.commands:
             if isinstance(command, StartCommand) and command.assignment.node == here.id:
-                made = report(command.replica, ShardState.READY)
+                made = report(command.replica, ShardState.READY, rank=command.assignment.rank)
                 reports[made.shard, made.generation] = evolve(made, devices=command.assignment.devices)
             elif isinstance(command, StopCommand) and command.node == here.id:
                 reports.pop((command.shard, command.generation), None)
@@ -414,7 +526,7 @@ def test_everything_wanted_and_placeable_is_ready_in_the_end(state: ClusterState
             assert len(ready) == of.replicas
         else:
             assert len(ready) == short.running < of.replicas
-    assert not [r for r in state.replicas if r.goal is not Goal.RUN and state.node(r.shards[0].node) is not None]
+    assert not [r for r in state.replicas if r.goal is not Goal.RUN]
     foreign = [r for n in state.nodes for r in n.reports if r.cluster == CLUSTER and not r.state.ended]
     assert {r.replica for r in foreign} <= {r.id for r in state.replicas}
 
