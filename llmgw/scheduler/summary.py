@@ -88,6 +88,8 @@ def _telling(row: Replica, state: ClusterState) -> _Seen | None:
 def _judge(row: Replica, seen: _Seen | None, now: float) -> tuple[str, str, float, str]:
     """State, reason, since, next."""
     place, node, report = seen if seen is not None else (None, None, None)
+    if not row.shards:
+        return "waiting", row.reason, row.since, f"placed with profile {row.profile.name} as soon as there is room"
     if row.goal is Goal.STOP:
         until = "removed when its engine has ended"
         if node is not None and node.state is not NodeState.CONNECTED:

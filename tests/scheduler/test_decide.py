@@ -8,8 +8,10 @@ from hypothesis import strategies as st
 
 from llmgw.hardware.health import stranger
 from llmgw.hardware.inventory import Device, MigInstance
-from llmgw.scheduler.decide import BACKOFF_FIRST_S, BACKOFF_LONGEST_S, CRASH_LOOP, DRAIN_SETTLE_S, FINAL_S, decide
+from llmgw.scheduler.carry_out import DRAIN_SETTLE_S
+from llmgw.scheduler.decide import decide
 from llmgw.scheduler.explain import DecisionKind, DrainCommand, Outcome, StartCommand, StopCommand
+from llmgw.scheduler.follow import BACKOFF_FIRST_S, BACKOFF_LONGEST_S, CRASH_LOOP, FINAL_S
 from llmgw.scheduler.state import Assignment, ClusterState, Goal, Node, NodeState, Replica, ShardReport, ShardState
 from llmgw.settings.daemon import Address
 from tests.scheduler.clusters import (
@@ -438,8 +440,15 @@ def test_never(state: ClusterState) -> None:
                 classes.add(found.device_class)
             assert len(classes) == 1
             assert classes <= set(replica.profile.device_class)
-            if replica.profile.tp > 1 and here.inventory.nvlink_domains:
-                assert any(set(shard.devices) <= set(d) for d in here.inventory.nvlink_domains)
+            if replica.profile.tp > 1:
+                (name,) = classes
+                large = [
+                    d
+                    for d in here.inventory.nvlink_domains
+                    if sum(x.device_class == name and x.number in d for x in here.inventory.devices)
+                    >= len(shard.devices)
+                ]
+                assert not large or any(set(shard.devices) <= set(d) for d in here.inventory.nvlink_domains)
     wanted = {(s.shard, r.generation) for r in outcome.replicas if r.goal is Goal.RUN for s in r.shards}
     for command in outcome.commands:
         if isinstance(command, StopCommand):
