@@ -74,7 +74,10 @@ class ShardReport:
     what they were, see :func:`placed_on`. After a failure ``remedy`` says what to do about it, and ``final`` that the
     same profile would fail there again. ``since`` is on the node's clock. ``endpoint`` is
     ``http://host:port`` of the engine's API (rank 0 only); ``api_key`` is what it wants as a bearer token and
-    is never logged. ``progress`` goes from 0 to 1 while loading, where the engine says.
+    is never logged. ``progress`` goes from 0 to 1 while loading, where the engine says. ``load_mib`` and
+    ``serving_mib`` are the most memory that its own processes were seen holding of each device, in the order of
+    ``devices``; ``None`` where that cannot be told. ``warnings`` are what an operator should know though it serves.
+    ``log_path`` is where its log is on the node as long as this report stands.
     """
 
     shard: str
@@ -98,6 +101,10 @@ class ShardReport:
     uuids: tuple[str, ...] = ()
     remedy: str = ""
     final: bool = False
+    load_mib: tuple[int, ...] | None = None
+    serving_mib: tuple[int, ...] | None = None
+    warnings: tuple[str, ...] = ()
+    log_path: str = ""
 
 
 @frozen
