@@ -240,6 +240,10 @@ class Shards:
             env = process.environment(os.environ, launch.env, launch.secrets, marks)
             await process.spawn(folder, launch.argv, env, record.cgroup)
             supervisor.attach()
+            if record.cgroup_path is not None and not record.cgroup_path.exists():
+                self._log.warning(
+                    "its cgroup could not be made; it runs in ours", shard=record.shard, path=record.cgroup
+                )
         except OSError as failed:
             del self._known[supervisor.key]
             raise OperatorError(str(folder), f"cannot be written: {failed.strerror}", "check the disk") from failed

@@ -32,7 +32,7 @@ _FIRST_LOOK_S, _LAST_LOOK_S = 0.05, 1.0
 _PATIENCE_S = 3.0
 """A killed process that is still there after this is looked for on the devices: it may hang in the driver."""
 
-_READ_AGAIN_S = 5.0
+_READ_AGAIN_S = 2.0
 
 
 class Tracking:

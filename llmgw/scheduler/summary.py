@@ -2,16 +2,22 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 from attrs import frozen
 
 from llmgw.scheduler.explain import Unplaced
-from llmgw.scheduler.state import ClusterState, Goal, Node, NodeState, Replica, ShardReport, ShardState
+from llmgw.scheduler.state import Assignment, ClusterState, Goal, Node, NodeState, Replica, ShardReport, ShardState
 from llmgw.settings.catalog import Model
 
 
 @frozen
 class ReplicaView:
-    """One replica. ``state`` is its shard's, or one of ``placed``, ``waiting`` and ``lost``."""
+    """One replica. ``state`` is its shard's, or one of ``placed``, ``waiting`` and ``lost``.
+
+    ``load_mib`` and ``serving_mib`` are by device, in the order of ``devices``, ``None`` for what is not known;
+    ``warnings`` name their node. ``log_path`` is a file on the first node.
+    """
 
     id: str
     model: str
@@ -26,6 +32,10 @@ class ReplicaView:
     pid: int | None
     generation: int
     progress: float | None
+    load_mib: tuple[int | None, ...] = ()
+    serving_mib: tuple[int | None, ...] = ()
+    warnings: tuple[str, ...] = ()
+    log_path: str = ""
 
 
 @frozen
@@ -84,6 +94,7 @@ def replica_view(row: Replica, state: ClusterState, now: float) -> ReplicaView:
     """One replica as it stands."""
     node = state.node(row.shards[0].node) if row.shards else None
     report = state.report(row.shards[0], row.generation) if row.shards else None
+    reports = tuple((s, state.report(s, row.generation)) for s in row.shards)
     word, reason, since, then = _judge(row, node, report, now)
     return ReplicaView(
         id=row.id,
@@ -99,7 +110,22 @@ def replica_view(row: Replica, state: ClusterState, now: float) -> ReplicaView:
         pid=report.pid if report is not None else None,
         generation=row.generation,
         progress=report.progress if report is not None and report.state is ShardState.LOADING else None,
+        load_mib=_peaks(reports, lambda r: r.load_mib),
+        serving_mib=_peaks(reports, lambda r: r.serving_mib),
+        warnings=tuple(f"{s.node}: {w}" for s, r in reports if r is not None for w in r.warnings),
+        log_path=report.log_path if report is not None else "",
     )
+
+
+def _peaks(
+    reports: tuple[tuple[Assignment, ShardReport | None], ...], of: Callable[[ShardReport], tuple[int, ...] | None]
+) -> tuple[int | None, ...]:
+    """By device; a shard that does not say, or says it of other devices than its row has, leaves its own unknown."""
+    made: list[int | None] = []
+    for place, report in reports:
+        said = None if report is None else of(report)
+        made += said if said is not None and len(said) == len(place.devices) else [None] * len(place.devices)
+    return tuple(made)
 
 
 def replica_views(state: ClusterState, now: float) -> tuple[ReplicaView, ...]:

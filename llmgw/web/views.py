@@ -173,6 +173,10 @@ def replicas_view(state: ClusterState, now: float) -> list[Json]:
             "pid": view.pid,
             "generation": view.generation,
             "progress": view.progress,
+            "load_mib": list(view.load_mib),
+            "serving_mib": list(view.serving_mib),
+            "warnings": list(view.warnings),
+            "log_path": view.log_path,
         }
         for view in replica_views(state, now)
     ]
