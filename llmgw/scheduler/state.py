@@ -80,7 +80,10 @@ class ShardReport:
     same profile would fail there again. ``since`` is on the node's clock. ``endpoint`` is
     ``http://host:port`` of the engine's API (rank 0 only); ``api_key`` is what it wants as a bearer token and
     is never logged. ``progress`` goes from 0 to 1 while loading, where the engine says. ``rendezvous`` is where rank 0
-    of a replica over several nodes waits for the others.
+    of a replica over several nodes waits for the others. ``load_mib`` and ``serving_mib`` are the most memory that its
+    own processes were seen holding of each device, in the order of ``devices``; ``None`` where that cannot be told.
+    ``warnings`` are what an operator should know though it serves. ``log_path`` is where its log is on the node as long
+    as this report stands.
     """
 
     shard: str
@@ -105,6 +108,10 @@ class ShardReport:
     remedy: str = ""
     final: bool = False
     rendezvous: Address | None = None
+    load_mib: tuple[int, ...] | None = None
+    serving_mib: tuple[int, ...] | None = None
+    warnings: tuple[str, ...] = ()
+    log_path: str = ""
 
 
 @frozen

@@ -59,9 +59,9 @@ def start(name: str = "m-1.0", generation: int = 1, devices: tuple[int, ...] = (
 class Node:
     """The shards of one agent, with everything that they reported."""
 
-    def __init__(self, settings: AgentConfig) -> None:
+    def __init__(self, settings: AgentConfig, **more: Any) -> None:
         self.said: list[ShardReport] = []
-        self.shards = Shards(settings, self.said.append, time.time)
+        self.shards = Shards(settings, self.said.append, time.time, **more)
 
     def states(self, shard: str = "m-1.0") -> list[ShardState]:
         seen = [r.state for r in self.said if r.shard == shard]
@@ -86,9 +86,9 @@ class Node:
 
 
 @asynccontextmanager
-async def running(settings: AgentConfig) -> AsyncIterator[Node]:
+async def running(settings: AgentConfig, **more: Any) -> AsyncIterator[Node]:
     """An agent's shards; leaving the block is what a stopping agent does."""
-    node = Node(settings)
+    node = Node(settings, **more)
     async with trio.open_nursery() as nursery:
         await nursery.start(node.shards.run)
         yield node
