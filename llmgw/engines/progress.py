@@ -26,17 +26,27 @@ _GRAPHS = re.compile(r"[Cc]aptur(?:ing|e) (?:CUDA|cuda) graph[^:]*:?\s*(\d{1,3})
 _PHASES: tuple[tuple[re.Pattern[str], str], ...] = (
     (re.compile(r"Starting to load model|Load weight begin"), "loading weights"),
     (re.compile(r"Loading weights took|Load weight end|Model loading took"), "weights loaded"),
-    (re.compile(r"torch\.compile|Compiling a graph|Dynamo bytecode"), "compiling"),
+    # Not any line with "torch.compile": that it is disabled is said as well, before anything is loaded.
     (
-        re.compile(r"GPU KV cache size|KV Cache is allocated|# GPU blocks|Available KV cache memory"),
+        re.compile(
+            r"Starting torch\.compile|for vLLM's torch\.compile|torch\.compile t(?:akes|ook)|Compiling a graph"
+            r"|Dynamo bytecode"
+        ),
+        "compiling",
+    ),
+    (
+        re.compile(
+            r"[GC]PU KV cache size|KV Cache is allocated|# GPU blocks|Available KV cache memory"
+            r"|GiB for KV cache on node"
+        ),
         "KV cache allocated",
     ),
     (re.compile(r"[Cc]apturing (?:CUDA|cuda) graph|Capture cuda graph begin"), "capturing CUDA graphs"),
     (re.compile(r"Graph capturing finished|Capture cuda graph end"), "CUDA graphs captured"),
     (re.compile(r"init engine \("), "engine initialised"),
-    (re.compile(r"load_tensors: loading model tensors"), "loading weights"),
-    (re.compile(r"llama_context: constructing|llama_kv_cache"), "KV cache allocated"),
-    (re.compile(r"server is listening|model loaded|Application startup complete"), "serving"),
+    (re.compile(r"load_tensors: loading model tensors|load_model: loading model"), "loading weights"),
+    (re.compile(r"llama_context: constructing|llama_kv_cache|load_model: initializing"), "KV cache allocated"),
+    (re.compile(r"listening on http|model loaded|Application startup complete"), "serving"),
 )
 
 

@@ -325,10 +325,12 @@ class _Pass:
 
     def _stop(self, row: Replica) -> None:
         waiting = False
+        ends: list[str] = []
         for shard in row.shards:
             node = self.state.node(shard.node)
             if node is None:
                 continue
+            ends += (str(r.exit) for r in node.reports if r.shard == shard.shard and r.state.ended and r.exit)
             if node.state is not NodeState.CONNECTED:
                 waiting = True
                 continue
@@ -339,7 +341,8 @@ class _Pass:
                     self.commands.append(StopCommand(node.id, report.shard, report.generation, row.reason, grace))
         if not waiting:
             del self.rows[row.id]
-            self._say(DecisionKind.FORGET, row, "its engine has ended")
+            how = f": {', '.join(ends)}" if ends else ""
+            self._say(DecisionKind.FORGET, row, f"its engine has ended{how}")
 
     def _reap(self) -> None:
         """Stop what runs in this cluster's name and belongs to no row, or to an earlier start of one."""

@@ -51,7 +51,7 @@ def test_a_life() -> None:
     stopping, actions = play((1, LISTED), (2, DrainAsked("x")), (3, StopAsked("enough", 3)))
     assert (stopping.state, stopping.deadline, actions) == (ShardState.STOPPING, 6, (Terminate(),))
     stopped, _ = play((1, LISTED), (3, StopAsked("enough", 3)), (4, Ended(Exit(0))))
-    assert (stopped.state, stopped.reason) == (ShardState.STOPPED, "enough")
+    assert (stopped.state, stopped.reason) == (ShardState.STOPPED, "enough; exit code 0")
 
 
 def test_sigkill_after_the_grace_and_again_each_second() -> None:
