@@ -458,7 +458,7 @@ def _ended(shard: Shard, end: Ended, now: float) -> Shard:
     if shard.state is _S.STOPPING and shard.doomed is None:
         if end.left:
             return Shard(_S.FAILED, now, f"{shard.reason}{left}", "", exit=end.exit)
-        return Shard(_S.STOPPED, now, shard.reason, "", exit=end.exit)
+        return Shard(_S.STOPPED, now, f"{shard.reason}; {end.exit}", "", exit=end.exit)
     if shard.doomed is not None:
         return Shard(
             _S.FAILED, now, f"{because}{shard.doomed}{last}{left}", "",

@@ -13,7 +13,8 @@ CGROUP, if it is not empty, is made for the engine and removed when nothing is l
 it, so that killing all that is in there leaves somebody who can say how the engine ended.
 
 SIGTERM ends the engine's group, SIGUSR1 kills everything that it started. When the engine's first process ends, the
-rest of its group is ended too: workers of a dead engine hold GPU memory and serve nobody.
+rest of its group is ended too: workers of a dead engine hold GPU memory and serve nobody. What is killed may leave
+shared memory behind; Python's resource tracker, which removes it once all else is gone, is killed last.
 """
 
 import contextlib
@@ -30,6 +31,8 @@ _PR_SET_CHILD_SUBREAPER = 36  # linux/prctl.h
 _ROTATE_EVERY_S = 1.0
 _GROUP_GRACE_S = 3.0
 _GIVE_UP_S = 20.0
+_TIDY_S = 1.0
+_TRACKER = b"multiprocessing.resource_tracker"
 _HANDLED = {signal.SIGCHLD, signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGUSR1}
 
 
@@ -52,11 +55,7 @@ def write(folder: str, name: str, value: object) -> None:
 
 def start_time(pid: int) -> int | None:
     """Field 22 of /proc/<pid>/stat: clock ticks from boot to the start of this process."""
-    try:
-        with open(f"/proc/{pid}/stat", "rb") as file:
-            return int(file.read().rpartition(b")")[2].split()[19])
-    except (OSError, ValueError, IndexError):
-        return None
+    return stat_field(pid, 19)
 
 
 def children() -> list[int]:
@@ -70,9 +69,14 @@ def children() -> list[int]:
 
 def parent(pid: int) -> int | None:
     """Field 4 of /proc/<pid>/stat, for kernels without the list of children."""
+    return stat_field(pid, 1)
+
+
+def stat_field(pid: int, number: int) -> int | None:
+    """A number from /proc/<pid>/stat, counted from the process's state, which is field 3 of all."""
     try:
         with open(f"/proc/{pid}/stat", "rb") as file:
-            return int(file.read().rpartition(b")")[2].split()[1])
+            return int(file.read().rpartition(b")")[2].split()[number])
     except (OSError, ValueError, IndexError):
         return None
 
@@ -134,6 +138,29 @@ def signal_all(engine: int, number: int, *, everything: bool, cgroup: Cgroup) ->
                 os.kill(pid, number)
 
 
+def kill_all_but_trackers(engine: int) -> None:
+    """Kill the engine's group and every child that left it, but for those that clean up after the others."""
+    own = set(children())
+    for pid in map(int, filter(str.isdigit, os.listdir("/proc"))):
+        with contextlib.suppress(OSError):
+            handle = os.pidfd_open(pid)
+            try:
+                # Looked at after the handle was taken, so that no other process can be meant.
+                if (stat_field(pid, 2) == engine or pid in own) and not is_tracker(pid):
+                    signal.pidfd_send_signal(handle, signal.SIGKILL)
+            finally:
+                os.close(handle)
+
+
+def is_tracker(pid: int) -> bool:
+    """Whether this is a resource tracker of Python's multiprocessing, which ends by itself with those it is for."""
+    try:
+        with open(f"/proc/{pid}/cmdline", "rb") as file:
+            return _TRACKER in file.read()
+    except OSError:
+        return False
+
+
 def reap_others(engine: int) -> bool:
     """Reap every ended child but the engine; whether any of them is still alive.
 
@@ -181,15 +208,15 @@ def watch(engine: int, log: int, folder: str, limit: int, cgroup: Cgroup) -> dic
     """Wait for the end of the engine and of everything that it started."""
     ended: dict[str, object] | None = None
     ended_at = rotated_at = time.monotonic()
-    killing = False
+    killing_since: float | None = None
     while True:
         received = signal.sigtimedwait(_HANDLED, _ROTATE_EVERY_S if ended is None else 0.05)
         number = None if received is None else received.si_signo
         if number in (signal.SIGTERM, signal.SIGINT):
             signal_all(engine, signal.SIGTERM, everything=False, cgroup=cgroup)
         elif number == signal.SIGUSR1:
-            killing = True
-            signal_all(engine, signal.SIGKILL, everything=True, cgroup=cgroup)
+            killing_since = killing_since or time.monotonic()
+            kill_all_but_trackers(engine)
         others = reap_others(engine)
         if ended is None:
             seen = os.waitid(os.P_PID, engine, os.WEXITED | os.WNOHANG | os.WNOWAIT)
@@ -201,7 +228,8 @@ def watch(engine: int, log: int, folder: str, limit: int, cgroup: Cgroup) -> dic
                     "at": time.time(),
                 }
                 ended_at = time.monotonic()
-                signal_all(engine, signal.SIGKILL if killing else signal.SIGTERM, everything=True, cgroup=cgroup)
+                if killing_since is None:
+                    signal_all(engine, signal.SIGTERM, everything=True, cgroup=cgroup)
                 others = reap_others(engine)
         now = time.monotonic()
         if now - rotated_at >= _ROTATE_EVERY_S:
@@ -213,7 +241,12 @@ def watch(engine: int, log: int, folder: str, limit: int, cgroup: Cgroup) -> dic
                 return {**ended, "left": []}
             if now - ended_at > _GIVE_UP_S:
                 return {**ended, "left": [pid for pid in children() if pid != engine]}
-            if killing or now - ended_at > _GROUP_GRACE_S:
+            if killing_since is None and now - ended_at > _GROUP_GRACE_S:
+                killing_since = now
+        if killing_since is not None:
+            if now - killing_since < _TIDY_S:
+                kill_all_but_trackers(engine)
+            else:
                 signal_all(engine, signal.SIGKILL, everything=True, cgroup=cgroup)
 
 

@@ -107,10 +107,12 @@ def _drain(pass_: Working, row: Replica) -> Replica:
 
 def _stop(pass_: Working, row: Replica) -> None:
     waiting = False
+    ends: list[str] = []
     for shard in row.shards:
         node = pass_.state.node(shard.node)
         if node is None:
             continue
+        ends += (str(r.exit) for r in node.reports if r.shard == shard.shard and r.state.ended and r.exit)
         if node.state is not NodeState.CONNECTED:
             waiting = True
             continue
@@ -121,7 +123,8 @@ def _stop(pass_: Working, row: Replica) -> None:
                 pass_.commands.append(StopCommand(node.id, report.shard, report.generation, row.reason, grace))
     if waiting:
         return
-    pass_.say(DecisionKind.FORGET, row, "its engine has ended")
+    how = f": {', '.join(ends)}" if ends else ""
+    pass_.say(DecisionKind.FORGET, row, f"its engine has ended{how}")
     if row.other is None:
         pass_.drop(row)
         return

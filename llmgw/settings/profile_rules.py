@@ -56,6 +56,7 @@ _OUR_ENV = frozenset(
         "VLLM_API_KEY",
         "VLLM_PORT",
         "VLLM_HOST_IP",
+        "VLLM_RPC_BASE_PATH",
         "VLLM_SERVER_DEV_MODE",
         "SGLANG_HOST_IP",
         "SGLANG_PORT",

@@ -62,7 +62,7 @@ def test_a_life() -> None:
     stopping, actions = play((1, LISTED), (2, DrainAsked("x")), (3, StopAsked("enough", 3)))
     assert (stopping.state, stopping.deadline, actions) == (ShardState.STOPPING, 6, (Terminate(),))
     stopped, _ = play((1, LISTED), (3, StopAsked("enough", 3)), (4, Ended(Exit(0))))
-    assert (stopped.state, stopped.reason) == (ShardState.STOPPED, "enough")
+    assert (stopped.state, stopped.reason) == (ShardState.STOPPED, "enough; exit code 0")
 
 
 def test_sigkill_after_the_grace_and_again_each_second() -> None:
@@ -186,18 +186,18 @@ def test_after_a_stop_nothing_of_it_is_alive_or_holds_memory() -> None:
     asked: list[tuple[float, Observation]] = [(1, LISTED), (2, StopAsked("enough", 3))]
     end = Ended(Exit(0))
     waiting, actions = play(*asked, (3, Remains(end)))
-    assert (waiting.state, waiting.reason, actions) == (ShardState.STOPPING, "enough", ())
+    assert (waiting.state, waiting.reason, actions) == (ShardState.STOPPING, "enough; exit code 0", ())
     assert waiting.next == "stopped once its devices were read again, failed if that takes more than 60 s"
     waiting, actions = play(*asked, (3, Remains(end, (WORKER,))))
     assert actions == (KillRemains(),)
-    assert waiting.reason == f"{WORKER} still runs; enough"
+    assert waiting.reason == f"{WORKER} still runs; enough; exit code 0"
     assert step(waiting, StopAsked("again", 0), "m", LIMITS, 4) == (waiting, ())
     waiting, actions = step(waiting, Remains(end, (), (HOLDS,)), "m", LIMITS, 5)
-    assert (waiting.reason, actions) == (f"{HOLDS}; enough", ())
+    assert (waiting.reason, actions) == (f"{HOLDS}; enough; exit code 0", ())
     assert waiting.next == "stopped once nothing of it is left, failed if that takes more than 60 s"
     assert step(waiting, Tick(), "m", LIMITS, 60)[0] == waiting
     stopped, _ = step(waiting, end, "m", LIMITS, 6)
-    assert (stopped.state, stopped.reason, stopped.since) == (ShardState.STOPPED, "enough", 6)
+    assert (stopped.state, stopped.reason, stopped.since) == (ShardState.STOPPED, "enough; exit code 0", 6)
 
 
 def test_what_is_left_for_too_long_is_said_and_its_shard_failed() -> None:
@@ -205,10 +205,10 @@ def test_what_is_left_for_too_long_is_said_and_its_shard_failed() -> None:
     for last in (Tick(), told):
         shard, actions = play((1, LISTED), (2, StopAsked("enough", 3)), (3, told), (30, told), (3 + CLEAR_S, last))
         assert (shard.state, actions) == (ShardState.FAILED, ())
-        assert shard.reason == f"enough; {HOLDS}, 60 s after its end"
+        assert shard.reason == f"enough; exit code 0; {HOLDS}, 60 s after its end"
     unread, _ = play((1, LISTED), (2, StopAsked("enough", 3)), (3, Remains(Ended(Exit(0)))), (3 + CLEAR_S, Tick()))
     assert unread.state is ShardState.STOPPED
-    assert unread.reason == "enough; its devices could not be read again since"
+    assert unread.reason == "enough; exit code 0; its devices could not be read again since"
 
 
 def test_a_crash_is_not_told_as_the_end_before_its_workers_are_gone() -> None:

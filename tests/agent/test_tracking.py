@@ -82,10 +82,10 @@ async def test_memory_that_is_held_after_the_end_keeps_the_shard_stopping(folder
         assert not alive(pid), "the process is gone, and the driver has not freed its memory yet"
         report = node.get().report()
         assert (report.state, report.pid) == (S.STOPPING, None)
-        assert report.reason == f"pid {pid} VLLM::Worker_TP1 holds 29 GiB on gpu-0; enough"
+        assert report.reason == f"pid {pid} VLLM::Worker_TP1 holds 29 GiB on gpu-0; enough; exit code 0"
         assert report.next == "stopped once nothing of it is left, failed if that takes more than 60 s"
         machine.lists((1, "a stranger", 30000))
-        assert (await node.until(S.STOPPED)).reason == "enough"
+        assert (await node.until(S.STOPPED)).reason == "enough; exit code 0"
 
 
 async def test_a_crash_is_told_at_once_and_ended_when_its_memory_is_free(folder: Path) -> None:
@@ -147,7 +147,7 @@ async def test_what_escaped_its_group_and_its_shim_is_killed(folder: Path) -> No
         os.kill(shim_of(folder), signal.SIGKILL)
         node.get().stop("enough", 1)
         stopped = await node.until(S.STOPPED)
-        assert stopped.reason == "enough"
+        assert stopped.reason == "enough; exit code unknown"
         assert not any(alive(m.pid) for m in found)
         assert pid in {m.pid for m in found}
     assert any("still run" in report.reason and "SIGKILL" in report.next for report in node.said)

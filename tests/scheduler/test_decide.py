@@ -12,7 +12,17 @@ from llmgw.scheduler.carry_out import DRAIN_SETTLE_S
 from llmgw.scheduler.decide import decide
 from llmgw.scheduler.explain import DecisionKind, DrainCommand, Outcome, StartCommand, StopCommand
 from llmgw.scheduler.follow import BACKOFF_FIRST_S, BACKOFF_LONGEST_S, CRASH_LOOP, FINAL_S
-from llmgw.scheduler.state import Assignment, ClusterState, Goal, Node, NodeState, Replica, ShardReport, ShardState
+from llmgw.scheduler.state import (
+    Assignment,
+    ClusterState,
+    Exit,
+    Goal,
+    Node,
+    NodeState,
+    Replica,
+    ShardReport,
+    ShardState,
+)
 from llmgw.settings.daemon import Address
 from tests.scheduler.clusters import (
     CLUSTER,
@@ -192,10 +202,10 @@ def test_scale_down_drains_then_stops_then_forgets() -> None:
     over = decide(after(state, busy), NOW + drained.profile.limits.drain_s)
     assert [c.shard for c in over.commands if isinstance(c, StopCommand)] == ["m-2.0"]
     assert over.decisions[0].reason.endswith("drained for 60 s")
-    gone = node(reports=(reports[0], report(rows[1], ShardState.STOPPED)))
+    gone = node(reports=(reports[0], evolve(report(rows[1], ShardState.STOPPED), exit=Exit(0))))
     done = decide(after(state, over, nodes=(gone,)), NOW + 100)
     assert [r.id for r in done.replicas] == ["m-1"]
-    assert kinds(done) == [DecisionKind.FORGET]
+    assert [(d.kind, d.reason) for d in done.decisions] == [(DecisionKind.FORGET, "its engine has ended: exit code 0")]
 
 
 def test_an_edited_profile_rolls_over_where_there_is_room() -> None:
