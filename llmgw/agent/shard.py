@@ -3,7 +3,8 @@
 ``starting`` (process up, not answering) → ``loading`` (``/health`` answers or the log shows progress) → ``ready``
 (``/v1/models`` lists the model) → ``draining`` → ``stopping`` → ``stopped`` or ``failed``. The last two are ends: no
 process is left. An exit that nobody asked for is a failure whatever its code, because engines exit with 0 when they
-crash. Between the engine's exit and the end it is ``stopping`` for as long as anything of it lives or holds memory.
+crash. Between the engine's exit and the end it is ``stopping`` for as long as anything of it lives or holds memory:
+from its first process's end on it serves nobody.
 """
 
 from __future__ import annotations
@@ -53,7 +54,8 @@ class Shard:
     not seen before, and ``phases`` are those that were; ``read`` is the most that was seen read from disk. In a ready
     engine ``idle_since`` says since when requests run and ``work`` does not grow. ``doomed`` is the reason of a failure
     whose engine is still being ended, ``held`` says that SIGTERM waits for its stacks to be written, and ``fate`` is
-    what the shard becomes once nothing is left of an engine that has ended; ``left`` says what still is. A ``rank``
+    what the shard becomes once nothing is left of an engine that has ended; ``left`` says what still is.
+    ``ended_while`` is the state in which its first process ended, when nobody had asked for that. A ``rank``
     above 0 serves nothing itself: its log says that it has loaded, and the time that all of them may take is rank 0's.
     """
 
@@ -73,6 +75,7 @@ class Shard:
     final: bool = False
     fate: Shard | None = None
     left: str = ""
+    ended_while: ShardState | None = None
     exit: Exit | None = None
     diagnosis: Diagnosis | None = None
     rank: int = 0
@@ -125,6 +128,11 @@ class StacksKept:
 
 
 @frozen
+class Gone:
+    """The engine's first process has ended; what it started is being ended."""
+
+
+@frozen
 class Ended:
     """The engine and everything it started is gone.
 
@@ -172,7 +180,7 @@ class Tick:
 
 
 Observation = (
-    Probed | Worked | Progressed | Read | Exposed | StacksKept | Ended | Remains | DrainAsked | StopAsked | Tick
+    Probed | Worked | Progressed | Read | Exposed | StacksKept | Gone | Ended | Remains | DrainAsked | StopAsked | Tick
 )
 
 
@@ -232,6 +240,8 @@ def step(
     if shard.state.ended:
         return shard, ()
     match observation:
+        case Gone():
+            return _gone(shard, now), ()
         case Ended():
             return _ended(shard, observation, now), ()
         case Remains():
@@ -447,6 +457,16 @@ def _some(words: tuple[str, ...]) -> str:
     return ", ".join(words[:_NAMED]) + more
 
 
+def _gone(shard: Shard, now: float) -> Shard:
+    if shard.state is _S.STOPPING:
+        return shard
+    return Shard(
+        _S.STOPPING, now, f"the engine ended without being asked while {shard.state.value}",
+        f"failed when what it started has ended too; SIGKILL in {CLEAR_S:g} s",
+        deadline=now + CLEAR_S, ended_while=shard.state, rank=shard.rank,
+    )  # fmt: skip
+
+
 def _ended(shard: Shard, end: Ended, now: float) -> Shard:
     if shard.fate is not None:
         return evolve(shard.fate, since=now)
@@ -455,7 +475,7 @@ def _ended(shard: Shard, end: Ended, now: float) -> Shard:
     because = f"{end.diagnosis.cause}; " if end.diagnosis is not None else ""
     if end.error:
         return Shard(_S.FAILED, now, end.error, "", exit=end.exit)
-    if shard.state is _S.STOPPING and shard.doomed is None:
+    if shard.state is _S.STOPPING and shard.doomed is None and shard.ended_while is None:
         if end.left:
             return Shard(_S.FAILED, now, f"{shard.reason}{left}", "", exit=end.exit)
         return Shard(_S.STOPPED, now, f"{shard.reason}; {end.exit}", "", exit=end.exit)
@@ -464,5 +484,6 @@ def _ended(shard: Shard, end: Ended, now: float) -> Shard:
             _S.FAILED, now, f"{because}{shard.doomed}{last}{left}", "",
             exit=end.exit, diagnosis=end.diagnosis, remedy=shard.remedy, final=shard.final,
         )  # fmt: skip
-    reason = f"{because}the engine ended without being asked while {shard.state.value}: {end.exit}{last}{left}"
+    was = shard.ended_while or shard.state
+    reason = f"{because}the engine ended without being asked while {was.value}: {end.exit}{last}{left}"
     return Shard(_S.FAILED, now, reason, "", exit=end.exit, diagnosis=end.diagnosis)

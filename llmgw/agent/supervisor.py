@@ -14,13 +14,14 @@ from attrs import evolve
 from llmgw.agent import logs, records
 from llmgw.agent.hardware import Hardware
 from llmgw.agent.probe import probe, work_of
-from llmgw.agent.process import Grip
+from llmgw.agent.process import Grip, Handle, Known
 from llmgw.agent.proctree import PROC
 from llmgw.agent.records import Record
 from llmgw.agent.shard import (
     Action,
     DrainAsked,
     Ended,
+    Gone,
     KeepStacks,
     Kill,
     KillRemains,
@@ -82,6 +83,7 @@ class Supervisor:
         self._clock = clock
         self._adopted = adopted
         self._grip: Grip | None = None
+        self._engine: Known | None = None
         self.tracking = Tracking(
             folder, record, shard.state, self._observe, lambda: changed(self), hardware=hardware, proc=proc
         )
@@ -143,6 +145,8 @@ class Supervisor:
             return
         self.pid = pids.engine
         self._grip = pids.grip()
+        if pids.engine is not None and pids.engine_start is not None:
+            self._engine = Known(pids.engine, pids.engine_start)
 
     async def look(self, within_s: float) -> None:
         """Ask the engine once how it is; for one that was adopted, so that what is reported first is true already."""
@@ -156,6 +160,7 @@ class Supervisor:
         try:
             async with trio.open_nursery() as nursery:
                 nursery.start_soon(self._watch_end)
+                nursery.start_soon(self._watch_first)
                 nursery.start_soon(self._watch_log)
                 nursery.start_soon(self._watch_health)
                 nursery.start_soon(self._watch_clock)
@@ -185,6 +190,18 @@ class Supervisor:
         self.pid = None
         await self.tracking.clear(ended)
         self._observe(ended)
+
+    async def _watch_first(self) -> None:
+        """Its shim ends only after all that it started, which takes seconds; it serves nobody from now on."""
+        if self._engine is None:
+            return
+        handle = Handle.open(self._engine)
+        if handle is not None:
+            try:
+                await handle.wait()
+            finally:
+                handle.close()
+        self._observe(Gone())
 
     async def _read_end(self) -> Ended | None:
         """What the shim wrote down, which it does right before it ends; ``None`` when it could not."""
@@ -241,9 +258,11 @@ class Supervisor:
             return
         if self.shard.state is not before.state:
             self._log.info("shard", state=self.shard.state.value, reason=self.shard.reason)
-            self.record = evolve(self.record, state=self.shard.state, since=self.shard.since)
             self.tracking.became(self.shard.state)
-            self.moved.set()
+            # A successor that reads ``stopping`` takes the end for one that was asked for.
+            if self.shard.ended_while is None:
+                self.record = evolve(self.record, state=self.shard.state, since=self.shard.since)
+                self.moved.set()
         if self.shard.state.ended:
             self.done.set()
         self._changed(self)
