@@ -47,6 +47,18 @@ LAYERS = 64
 """So deep is the model that an answer of some hundred tokens takes seconds."""
 
 
+VLLM_ON_CPU = (
+    "context_length: 4096, args: [--enforce-eager, --dtype, bfloat16, --max-num-seqs, '8'], "
+    "env: {VLLM_CPU_KVCACHE_SPACE: '1', OMP_NUM_THREADS: '1', VLLM_CPU_OMP_THREADS_BIND: nobind, "
+    "TORCH_COMPILE_DISABLE: '1'}"
+)
+"""Keys of a profile for vLLM's CPU build.
+
+Without the last one the first request waits for a C++ compiler, in spite of ``--enforce-eager``; and left to itself
+every engine binds itself to the same core.
+"""
+
+
 def members(session: int) -> dict[int, str]:
     """The living processes of a session, by pid, as they call themselves."""
     found = {}

@@ -60,7 +60,11 @@ def test_explore(pair: Real) -> None:
     for s in pair.replica["shards"]:
         print(s["node"], s["pid"], s["reason"], members(s["pid"]), sorted(listening(members(s["pid"]))))
     t = time.monotonic()
-    print(pair.system.openai.chat.completions.create(model="tiny", messages=[{"role": "user", "content": "x"}], max_tokens=3, timeout=100))
+    print(
+        pair.system.openai.chat.completions.create(
+            model="tiny", messages=[{"role": "user", "content": "x"}], max_tokens=3, timeout=100
+        )
+    )
     print("3 tokens", time.monotonic() - t)
     print(pair.stream(100).result())
     print("100 tokens", time.monotonic() - t)
@@ -76,7 +80,11 @@ def test_explore(pair: Real) -> None:
         if part == "group":
             os.killpg(shard["pid"], signal.SIGKILL)
         else:
-            victim = shard["pid"] if part == "main" else next(p for p, l in members(shard["pid"]).items() if l.startswith(part))
+            victim = (
+                shard["pid"]
+                if part == "main"
+                else next(p for p, l in members(shard["pid"]).items() if l.startswith(part))
+            )
             os.kill(victim, signal.SIGKILL)
         t = time.monotonic()
         said = ""
