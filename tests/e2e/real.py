@@ -118,6 +118,11 @@ class Real:
         return self.system.run
 
     @property
+    def second_node(self) -> Second:
+        assert self.second is not None
+        return self.second
+
+    @property
     def states(self) -> list[Path]:
         """The state folders of the agents."""
         return [self.system.demo.agent_state, *([] if self.second is None else [self.second.state])]
