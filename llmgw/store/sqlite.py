@@ -93,7 +93,9 @@ class SqliteStore:
             connection.executescript(f"BEGIN IMMEDIATE; {STEPS[number]} PRAGMA user_version = {number + 1}; COMMIT;")
         connection.execute("BEGIN IMMEDIATE")
         connection.execute(f"PRAGMA application_id = {APPLICATION_ID}")
-        connection.execute("INSERT OR IGNORE INTO cluster VALUES (1, ?, 0, 1)", (secrets.token_hex(6),))
+        connection.execute(
+            "INSERT OR IGNORE INTO cluster (only, id, epoch, next_serial) VALUES (1, ?, 0, 1)", (secrets.token_hex(6),)
+        )
         connection.execute("COMMIT")
 
     def _said(self, failed: sqlite3.Error) -> StoreError:
