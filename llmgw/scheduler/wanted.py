@@ -73,11 +73,10 @@ def _number(pass_: Working, model: Model) -> None:
     gone = [r for r in rows if pass_.gone(r)]
     homeless = [r for r in rows if not r.shards]
     excess = len(counting) + len(gone) + len(homeless) - model.replicas
-    for row in (*homeless, *reversed(gone), *sorted(counting, key=lambda r: (pass_.ready(r), -serial(r)))):
-        if excess <= 0:
-            break
-        pass_.retire(row, f"{model.replicas} replicas are wanted, this is one too many")
-        excess -= 1
+    if excess > 0:
+        spare = (*homeless, *reversed(gone), *sorted(counting, key=lambda r: (pass_.ready(r), -serial(r))))
+        for row in spare[:excess]:
+            pass_.retire(row, f"{model.replicas} replicas are wanted, this is one too many")
     running = len(counting)
     while running < model.replicas:
         found = _place(pass_, model)
