@@ -96,12 +96,14 @@ def test_rank_1_killed(pair: Real) -> None:
     row = pair.serving()
     before = pids(pair)
     assert pair.run.agent is not None
-    # Rank 0 is not ended before its agent goes on: so it can be seen that its own word is worth nothing.
+    # Rank 0 is not ended before its agent goes on: so it can be seen that its own word is worth nothing. A request
+    # would end it.
     pair.run.agent.send_signal(signal.SIGSTOP)
     try:
         os.killpg(before[SECOND], signal.SIGKILL)
-        pair.until("the route to be gone", lambda: refused(pair))
+        pair.until("the failure to be told", lambda: pair.replica["state"] != "ready")
         assert pair.ask_engine("/health", with_key=True)[0] == 200
+        pair.until("the route to be gone", lambda: refused(pair), 5)
     finally:
         pair.run.agent.send_signal(signal.SIGCONT)
     fails_and_serves_again(pair, SECOND, 1, row["generation"], before)
