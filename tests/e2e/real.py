@@ -265,7 +265,7 @@ class Real:
         """Ask for no replica; how long until no process and no row of it is left."""
         self.configure(0)
         took = self.until("every process of the engine to be gone", lambda: not self.left(), seconds)
-        self.until("the replica to be forgotten", lambda: not self.run.replicas(), 5)
+        self.until("the replica to be forgotten", lambda: not self.run.replicas(), 10)
         self.sessions.clear()
         return took
 
