@@ -123,6 +123,13 @@ class Exposed:
 
 
 @frozen
+class Crippled:
+    """A process without which it cannot work has ended, and the rest stays."""
+
+    reason: str
+
+
+@frozen
 class StacksKept:
     """Where the processes of a hung engine stood was written down, or could not be."""
 
@@ -180,7 +187,19 @@ class Tick:
 
 
 Observation = (
-    Probed | Worked | Progressed | Read | Exposed | StacksKept | Gone | Ended | Remains | DrainAsked | StopAsked | Tick
+    Probed
+    | Worked
+    | Progressed
+    | Read
+    | Exposed
+    | Crippled
+    | StacksKept
+    | Gone
+    | Ended
+    | Remains
+    | DrainAsked
+    | StopAsked
+    | Tick
 )
 
 
@@ -251,7 +270,11 @@ def step(
         case Exposed(reason=reason, remedy=remedy):
             if shard.state not in (_S.READY, _S.DRAINING):
                 return shard, ()
-            return _doom(reason, limits, now, remedy=remedy)
+            return _doom(reason, limits, now, remedy=remedy, final=True)
+        case Crippled(reason=reason):
+            if shard.state is _S.STOPPING:
+                return shard, ()
+            return _doom(reason, limits, now)
         case Read(total=total):
             return _read(shard, total, limits, now), ()
         case StopAsked(reason=reason, grace_s=grace_s):
@@ -378,11 +401,13 @@ def _told(grace_s: float) -> str:
     return f"SIGTERM was sent; SIGKILL in {grace_s:g} s"
 
 
-def _doom(doomed: str, limits: Limits, now: float, *, remedy: str) -> tuple[Shard, tuple[Action, ...]]:
-    """End an engine whose profile makes it do what it must not: the next start would be no better."""
+def _doom(
+    doomed: str, limits: Limits, now: float, *, remedy: str = "", final: bool = False
+) -> tuple[Shard, tuple[Action, ...]]:
+    """End an engine; ``final`` where its profile makes it do what it must not, so that the next would be no better."""
     stopping = Shard(
         _S.STOPPING, now, doomed, _told(limits.stop_s),
-        deadline=now + limits.stop_s, doomed=doomed, remedy=remedy, final=True,
+        deadline=now + limits.stop_s, doomed=doomed, remedy=remedy, final=final,
     )  # fmt: skip
     return stopping, (Terminate(),)
 

@@ -8,6 +8,7 @@ from llmgw.agent.shard import (
     NEXT,
     READ_STEP,
     STACKS_S,
+    Crippled,
     DrainAsked,
     Ended,
     Exposed,
@@ -276,6 +277,14 @@ def test_an_engine_that_anybody_can_reach_is_ended() -> None:
     assert play((1, UP), (2, Exposed("x", "y")))[0].state is ShardState.LOADING
 
 
+def test_an_engine_that_lost_what_it_cannot_do_without_is_ended_and_may_be_started_again() -> None:
+    shard, actions = play((1, LISTED), (2, Crippled("pid 10 ended")))
+    assert (shard.state, shard.reason, actions) == (ShardState.STOPPING, "pid 10 ended", (Terminate(),))
+    assert step(shard, Crippled("pid 11 ended"), "m", LIMITS, 3) == (shard, ())
+    failed, _ = step(shard, Ended(Exit(0)), "m", LIMITS, 4)
+    assert (failed.state, failed.reason, failed.final) == (ShardState.FAILED, "pid 10 ended", False)
+
+
 def test_what_cannot_be_killed_is_said() -> None:
     shard, _ = play((1, LISTED), (2, StopAsked("x", 3)), (30, Ended(Exit(0), left=(812,))))
     assert (shard.state, shard.reason) == (ShardState.FAILED, "x; pids 812 cannot be killed")
@@ -305,6 +314,7 @@ observations = st.one_of(
     st.just(Exposed("seen by all", "hide it")),
     st.just(StacksKept()),
     st.just(Gone()),
+    st.just(Crippled("pid 10 ended")),
     st.builds(
         Remains, st.builds(Ended, st.just(Exit(1))), st.sampled_from([(), ("pid 8 x",)]), st.sampled_from([(), ("8",)])
     ),
