@@ -273,7 +273,7 @@ class Real:
 def cut(stream: Stream) -> BaseException:
     """A stream that ended in its middle: the client was told so, and nothing looks complete."""
     assert stream.thread is not None
-    stream.thread.join(40)
+    stream.thread.join(90)
     assert not stream.thread.is_alive(), "the stream never ended"
     assert stream.finish is None, f"looks complete: {stream.finish}"
     assert isinstance(stream.failure, openai.APIError), repr(stream.failure)

@@ -76,19 +76,21 @@ def test_two_ranks_meet_and_serve(pair: Real) -> None:
     assert pair.replica["state"] == "ready"
 
 
-def fails_and_serves_again(pair: Real, node: str, rank: int, generation: int, before: dict[str, int]) -> None:
-    """The whole replica fails by what its rank did, both ranks go, and both are started anew."""
+def fails(pair: Real, why: str, generation: int, before: dict[str, int]) -> None:
+    """The whole replica fails by what a rank did, which is named, and both ranks go."""
     name = pair.replica["id"]
-    pair.until("the failure to be told", lambda: pair.decisions("restart", name), 15)
-    reason = pair.decisions("restart", name)[0]
-    assert reason.startswith(f"rank {rank} on {node}: the engine ended without being asked while ready: killed by")
+    pair.until("the failure to be told", lambda: pair.replica["generation"] == generation + 1, 15)
+    assert pair.decisions("restart", name)[0].startswith(why)
     took = pair.until("both ranks to be gone", lambda: not any(members(pid) for pid in before.values()), STOP_S)
-    print(f"both ranks gone {took:.1f} s after rank {rank} was")
+    print(f"both ranks gone {took:.1f} s after: {why}")
+
+
+def serves_again(pair: Real, rank: int, generation: int, before: dict[str, int]) -> None:
+    """Both ranks are started anew, and the log of the one that failed is kept."""
     pair.ready_again(generation + 1)
     assert not set(before.values()) & set(pids(pair).values())
-    state = pair.system.demo.agent_state if node == NODE else pair.second_node.state
-    kept = (state / "logs" / f"{name}.{rank}-g{generation}" / "engine.log").read_text(errors="replace")
-    assert "rank" in kept, "its log is kept"
+    kept = pair.states[rank] / "logs" / f"{pair.replica['id']}.{rank}-g{generation}" / "engine.log"
+    assert f"rank {rank} in world size 2" in kept.read_text(errors="replace")
     assert pair.stream(5).result()
 
 
@@ -106,7 +108,9 @@ def test_rank_1_killed(pair: Real) -> None:
         pair.until("the route to be gone", lambda: refused(pair), 5)
     finally:
         pair.run.agent.send_signal(signal.SIGCONT)
-    fails_and_serves_again(pair, SECOND, 1, row["generation"], before)
+    why = f"rank 1 on {SECOND}: the engine ended without being asked while ready: killed by signal 9"
+    fails(pair, why, row["generation"], before)
+    serves_again(pair, 1, row["generation"], before)
 
 
 def refused(pair: Real) -> bool:
@@ -128,10 +132,21 @@ def test_rank_0_killed_mid_stream(pair: Real) -> None:
     stream = pair.stream(4000)
     os.kill(before[NODE], signal.SIGKILL)
     print(repr(cut(stream)))
-    fails_and_serves_again(pair, NODE, 0, row["generation"], before)
+    why = f"rank 0 on {NODE}: the engine ended without being asked while ready: killed by signal 9"
+    fails(pair, why, row["generation"], before)
+    serves_again(pair, 0, row["generation"], before)
 
 
 def test_a_stop_with_a_stream_ends_both_ranks(pair: Real) -> None:
     pair.serving()
     stream = pair.stream(4000)
     print(f"stop with a stream {pair.stopped_within(2 + STOP_S):.1f} s; {cut(stream)!r}")
+
+
+def test_rank_1_s_worker_killed_while_nobody_asks(pair: Real) -> None:
+    row = pair.serving()
+    before = pids(pair)
+    (victim,) = (pid for pid, line in members(before[SECOND]).items() if line.startswith("VLLM::Worker"))
+    os.kill(victim, signal.SIGKILL)
+    why = f"rank 1 on {SECOND}: pid {victim} VLLM::Worker_TP1 ended without being asked"
+    fails(pair, why, row["generation"], before)
