@@ -43,10 +43,6 @@ def program(variable: str) -> str:
     return found
 
 
-LAYERS = 64
-"""So deep is the model that an answer of some hundred tokens takes seconds."""
-
-
 VLLM_ON_CPU = (
     "context_length: 4096, args: [--enforce-eager, --dtype, bfloat16, --max-num-seqs, '8'], "
     "env: {VLLM_CPU_KVCACHE_SPACE: '1', OMP_NUM_THREADS: '1', VLLM_CPU_OMP_THREADS_BIND: nobind, "

@@ -12,12 +12,15 @@ import pytest
 
 from fakes import tiny_model
 from llmgw.cli.demo_files import DemoEngine, Engine
-from tests.e2e.real import LAYERS, Keeper, Real, cut, members, program, real
+from tests.e2e.real import Keeper, Real, cut, members, program, real
 from tests.e2e.test_operators import llmgw
 
 pytestmark = pytest.mark.real_engine
 
-PATIENT_S = 40.0
+LAYERS = 64
+"""So deep is the model that an answer of some hundred tokens takes a second or more."""
+
+PATIENT_S = 60.0
 """A drain that no stream here outlasts."""
 
 

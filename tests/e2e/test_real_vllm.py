@@ -15,12 +15,15 @@ import pytest
 
 from fakes import tiny_model
 from llmgw.cli.demo_files import DemoEngine, Engine
-from tests.e2e.real import LAYERS, VLLM_ON_CPU, Keeper, Real, cut, members, program, real, shared_memory
+from tests.e2e.real import VLLM_ON_CPU, Keeper, Real, cut, members, program, real, shared_memory
 from tests.e2e.test_operators import llmgw
 
 pytestmark = pytest.mark.real_engine
 
-PATIENT_S = 40.0
+LAYERS = 24
+"""So deep is the model that an answer of some hundred tokens takes a second or more."""
+
+PATIENT_S = 60.0
 """A drain that no stream here outlasts."""
 
 
