@@ -26,6 +26,9 @@ FRESH_S = 10.0
 
 LISTEN_EVERY_S = 300.0
 WORKERS_EVERY_S = 2.0
+_STAYED_S = 1.0
+"""What was killed all at once is gone by then, and told by its first process's end."""
+
 _WORKER = "VLLM::Worker"
 """How vLLM's workers call themselves (0.11 to 0.33), such as ``VLLM::Worker_TP1``."""
 
@@ -185,10 +188,12 @@ class Tracking:
         known: dict[int, Member] = {}
         while True:
             found = {m.pid: m for m in await trio.to_thread.run_sync(self.members) if m.command.startswith(_WORKER)}
-            for pid, worker in known.items():
-                if pid not in found and self._state in _SERVES:
-                    self._observe(Crippled(f"{worker} ended without being asked, and the rest of the rank stayed"))
-                    return
+            gone = next((worker for pid, worker in known.items() if pid not in found), None)
+            if gone is not None:
+                await trio.sleep(_STAYED_S)
+                if self._state in _SERVES:
+                    self._observe(Crippled(f"{gone} ended without being asked, and the rest of the rank stayed"))
+                return
             known = found
             await trio.sleep(WORKERS_EVERY_S)
 
