@@ -148,8 +148,9 @@ def _one_node(model: Model) -> bool:
 
 
 def _same_but_limits(wanted: Profile, has: Profile) -> bool:
-    """Limits are the agent's and the scheduler's to follow; the engine need not start anew for them."""
-    return evolve(has, limits=wanted.limits) == wanted
+    """Limits and sizes are the agent's and the scheduler's to follow; the engine need not start anew for them."""
+    sizes = {name: getattr(wanted, name) for name in ("parameters", "concurrency", "memory_gib")}
+    return evolve(has, limits=wanted.limits, **sizes) == wanted
 
 
 def _explain(
