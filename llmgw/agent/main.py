@@ -58,7 +58,9 @@ async def _main(config: AgentConfig) -> None:
     dial = partial(connect, tls=config.tls, trust_domain=config.trust_domain)
     backoff = Backoff(random.Random())  # noqa: S311 - jitter, not a secret
     weights = Weights(config.weights_dir, hub_cache(os.environ), config.discovery.interval_s, outbox.weights)
-    link = Link(config, dial, shards.reports, dispatch, inventory, epoch, outbox, backoff, time.time, weights)
+    link = Link(
+        config, dial, shards.reports, dispatch, inventory, epoch, outbox, backoff, time.time, shards.loads, weights
+    )
     async with trio.open_nursery() as root:
         await root.start(_signals, root.cancel_scope)
         await root.start(shards.run)

@@ -36,6 +36,7 @@ from llmgw.link.messages import (
     Welcome,
 )
 from llmgw.link.session import LinkRefused, PeerGone, Session
+from llmgw.scheduler.scale import EngineLoad
 from llmgw.scheduler.state import ShardReport
 from llmgw.settings.daemon import Address, AgentConfig
 from llmgw.telemetry.logging import logger
@@ -113,8 +114,8 @@ class Outbox:
 class Link:
     """Keeps one session with a control plane, whichever of them will have us.
 
-    ``reports`` and ``inventory`` are asked for the shards and the hardware as they are now. Without ``weights`` none
-    are looked at.
+    ``reports``, ``inventory`` and ``loads`` are asked for the shards, the hardware and the engines' work of now. Without
+    ``weights`` none are looked at.
     """
 
     def __init__(
@@ -128,6 +129,7 @@ class Link:
         outbox: Outbox,
         backoff: Backoff,
         clock: Callable[[], float],
+        loads: Callable[[], tuple[EngineLoad, ...]] = tuple,
         weights: Weights | None = None,
     ) -> None:
         self._config = config
@@ -140,6 +142,7 @@ class Link:
         self._outbox = outbox
         self._backoff = backoff
         self._clock = clock
+        self._loads = loads
         self._log = logger("link")
         self._said = ""
         self.state = LinkState(False, "", "not connected yet", clock())
@@ -277,6 +280,6 @@ class Link:
             await trio.sleep(every_s)
             sequence += 1
             try:
-                await session.send(Heartbeat(sequence))
+                await session.send(Heartbeat(sequence, self._loads()))
             except PeerError:
                 return

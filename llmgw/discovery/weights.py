@@ -57,10 +57,10 @@ def hub_cache(env: Mapping[str, str]) -> Path:
     """Where Hugging Face's libraries keep what they fetched, by the variables that engines inherit."""
     if cache := env.get("HF_HUB_CACHE"):
         return Path(cache)
-    home = (
-        env.get("HF_HOME") or Path(env.get("XDG_CACHE_HOME") or Path(env.get("HOME", "/")) / ".cache") / "huggingface"
-    )
-    return Path(home) / "hub"
+    if home := env.get("HF_HOME"):
+        return Path(home) / "hub"
+    caches = env.get("XDG_CACHE_HOME")
+    return (Path(caches) if caches else Path(env.get("HOME", "/")) / ".cache") / "huggingface" / "hub"
 
 
 def look(name: str, weights_dir: str, hub: Path, before: Look | None = None) -> Look:
