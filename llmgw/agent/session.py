@@ -114,8 +114,8 @@ class Outbox:
 class Link:
     """Keeps one session with a control plane, whichever of them will have us.
 
-    ``reports``, ``inventory`` and ``loads`` are asked for the shards, the hardware and the engines' work of now. Without
-    ``weights`` none are looked at.
+    ``reports``, ``inventory`` and ``loads`` are asked for the shards, the hardware and the engines' work of now.
+    Without ``weights`` none are looked at.
     """
 
     def __init__(

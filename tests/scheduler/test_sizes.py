@@ -226,8 +226,8 @@ def test_lessons_are_of_shards_that_serve() -> None:
     replica = row(devices=(0, 1), of=model("m", 1, profile(gpus=2)))
     here = node().inventory
     served = evolve(report(replica, ShardState.READY), load_mib=(900, 1000), serving_mib=(950, 800))
-    assert lesson(served, here) == Learned("d", "h100-80g", 1000, NOW - 10)
-    assert lesson(evolve(served, load_mib=None), here) == Learned("d", "h100-80g", 950, NOW - 10)
+    assert lesson(served, here, NOW) == Learned("d", "h100-80g", 1000, NOW)
+    assert lesson(evolve(served, load_mib=None), here, NOW) == Learned("d", "h100-80g", 950, NOW)
     for other in (
         evolve(served, state=ShardState.LOADING),
         evolve(served, state=ShardState.FAILED),
@@ -235,9 +235,9 @@ def test_lessons_are_of_shards_that_serve() -> None:
         evolve(served, load_mib=(0, 0), serving_mib=None),
         evolve(served, devices=(0, 7)),
     ):
-        assert lesson(other, here) is None
+        assert lesson(other, here, NOW) is None
     mixed = node(devices=(device(0), L40S)).inventory
-    assert lesson(evolve(served, devices=(0,)), mixed) is not None
+    assert lesson(evolve(served, devices=(0,)), mixed, NOW) is not None
 
 
 def test_each_profile_is_counted_once_in_a_pass() -> None:
