@@ -90,6 +90,15 @@ def place(
     return NoPlace(_summary(candidates), "", tuple(candidates))
 
 
+def doubt(model: Model, profile: Profile, fleet: Fleet) -> str:
+    """Why nothing that serves should give way to this profile: it fits nowhere, or nobody knows yet whether it does."""
+    if looking := fleet.sizes.looked_for_by(profile):
+        return _not_yet(profile, looking).reason
+    small, _ = _too_small(model, profile, fleet)
+    there = [name for name in profile.device_class if name in fleet.classes]
+    return next((small[name].reason for name in there), "") if there and all(name in small for name in there) else ""
+
+
 def _not_yet(profile: Profile, looking: Sequence[str]) -> NoPlace:
     first = ", ".join(looking[:3]) + (f" and {len(looking) - 3} more" if len(looking) > 3 else "")
     reason = f"profile {profile.name}: how large {profile.weights} is, is not known yet: {first} may have it"

@@ -8,7 +8,7 @@ from attrs import evolve, frozen
 
 from llmgw.scheduler.explain import DecisionKind, Unplaced
 from llmgw.scheduler.fleet import Fleet
-from llmgw.scheduler.place import NoPlace, Placement, place
+from llmgw.scheduler.place import NoPlace, Placement, doubt, place
 from llmgw.scheduler.state import Goal, Replica
 from llmgw.scheduler.working import Working, serial
 from llmgw.settings.catalog import Model, Profile, Update
@@ -18,13 +18,16 @@ from llmgw.settings.digest import profile_digest
 def want(pass_: Working, model: Model) -> None:
     """Bring one model to what its entry in the catalog says."""
     _shrink(pass_, model)
-    _refresh(pass_, model)
+    held = _refresh(pass_, model)
     _house(pass_, model)
     _grow(pass_, model)
+    if held and not any(item.model == model.name for item in pass_.unplaced):
+        since = pass_.state.unplaced_since.get(model.name, pass_.now)
+        pass_.unplaced.append(Unplaced(model.name, model.replicas, model.replicas, held, (), since))
 
 
-def _refresh(pass_: Working, model: Model) -> None:
-    """Replace rows whose profile was edited, one at a time, as the model's ``update`` says."""
+def _refresh(pass_: Working, model: Model) -> str:
+    """Replace rows whose profile was edited, one at a time, as the model's ``update`` says; or why not."""
     rows = pass_.of_model(model.name)
     rejected = {r.rejected for r in rows if r.rejected}
     busy = any(r.superseded_by in pass_.rows for r in rows if r.superseded_by) or any(not r.shards for r in rows)
@@ -42,12 +45,15 @@ def _refresh(pass_: Working, model: Model) -> None:
         if isinstance(found, Placement):
             new = pass_.add(model, found, f"{why}: replaces {row.id}")
             pass_.rows[row.id] = evolve(row, superseded_by=new.id)
+        elif wanted is not None and (held := doubt(model, wanted, pass_.fleet)):
+            return f"{why}, {row.id} serves on as it was: {held}"
         elif not any(not pass_.lost(r) and r.goal is not Goal.RUN for r in rows):
             if found is not None:
                 why = f"{why}, and there is no room for both the old and the new one"
             pass_.retire(row, why, other=wanted)
         # Else something is on its way out already: its devices come free first.
         busy = True
+    return ""
 
 
 def _house(pass_: Working, model: Model) -> None:

@@ -63,7 +63,7 @@ class Profile:
     context_length: int | None = None
     quantization: str | None = None
     gpu_memory_utilization: float | None = None
-    parameters: int | None = None
+    parameters: float | None = None
     concurrency: int | None = None
     args: tuple[str, ...] = ()
     allow_args: tuple[str, ...] = ()

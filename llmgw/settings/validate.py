@@ -153,7 +153,7 @@ def profile_faults(profile: Profile) -> Iterator[Rule]:
     for name in ("context_length", "parameters", "concurrency"):
         value = getattr(profile, name)
         if value is not None and value < 1:
-            yield (name,), f"expected at least 1, found {value}", ""
+            yield (name,), f"expected at least 1, found {value:g}", ""
     yield from memory_faults(profile)
     for limit in attrs.fields(type(profile.limits)):
         value = getattr(profile.limits, limit.name)

@@ -10,7 +10,7 @@ from llmgw.scheduler.explain import DecisionKind
 from llmgw.scheduler.learn import lesson
 from llmgw.scheduler.memory import MOST_DOWN, MOST_UP, Learned, Sizes, absorbed, corrected
 from llmgw.scheduler.state import ClusterState, NodeState, ShardState
-from llmgw.settings.catalog import EngineKind, Model, Profile
+from llmgw.settings.catalog import EngineKind, Model, Profile, Update
 from llmgw.settings.digest import profile_digest
 from llmgw.settings.memory import GIB, Amount, Estimate
 from llmgw.settings.weight_facts import CacheShape, WeightFacts
@@ -127,6 +127,32 @@ def test_editing_what_is_declared_restarts_nothing() -> None:
     outcome = decide(state, NOW)
     assert [(r.id, r.generation, r.profile.concurrency) for r in outcome.replicas] == [("m-1", 1, 4)]
     assert outcome.commands == ()
+
+
+def test_nothing_gives_way_to_a_profile_that_cannot_fit() -> None:
+    """Else a slip of the pen in the settings takes a model down that serves."""
+    for update in Update:
+        old = evolve(model("m", 1, profile(weights="/old")), update=update)
+        replica = row(of=old, devices=(0,))
+        nodes = (node(devices=(device(0),), reports=(report(replica, ShardState.READY),)),)
+        nodes = (evolve(nodes[0], weights=(LARGE,)),)
+        state = cluster(nodes, (evolve(seventy(), update=update),), (replica,))
+        outcome = decide(state, NOW)
+        assert (outcome.replicas, outcome.decisions, outcome.commands) == ((replica,), (), ())
+        (unplaced,) = outcome.unplaced
+        assert unplaced.reason.startswith(
+            "profile p was changed, m-1 serves on as it was: needs 136.4 GiB on each device"
+        )
+        unlooked = evolve(nodes[0], weights=(), looking=frozenset({"/w"}))
+        outcome = decide(evolve(state, nodes=(unlooked,)), NOW)
+        assert outcome.replicas == (replica,)
+        assert outcome.unplaced[0].reason == (
+            "profile p was changed, m-1 serves on as it was:"
+            " profile p: how large /w is, is not known yet: n1 may have it"
+        )
+        fits = evolve(nodes[0], weights=(evolve(LARGE, weights_bytes=GIB),))
+        outcome = decide(evolve(state, nodes=(fits,)), NOW)
+        assert [d.kind for d in outcome.decisions] == [DecisionKind.DRAIN]
 
 
 # Before the weights were looked at.

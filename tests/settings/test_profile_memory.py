@@ -201,6 +201,8 @@ models:
     assert "h100-80g is too small: needs 134.0 GiB on each device: weights 131.5 (70.6e9 parameters" in str(fault)
     assert load_settings(text.replace("}\n", ", memory_gib: 70}\n")), "who says how much it needs is believed"
     assert load_settings(text.replace("}\n", ", gpus: 2, tp: 2}\n"))
+    with pytest.raises(ConfigError, match=r"70\.6e9 parameters"):
+        load_settings(text.replace("70600000000", "70.6e9"))
     for key in ("parameters", "concurrency"):
         with pytest.raises(ConfigError, match=f"{key}: expected at least 1, found 0"):
             load_settings(text.replace("parameters: 70600000000", f"{key}: 0"))
