@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 from collections.abc import Iterator, Mapping, Sequence
 
-from attrs import frozen
+from attrs import evolve, frozen
 
 from llmgw.scheduler.explain import Candidate, Refusal
 from llmgw.scheduler.feasible import need_of
@@ -52,9 +52,13 @@ def place(
     tried in the operator's order, and classes in the profile's: a place for an earlier one is better than any other.
     """
     candidates: list[Candidate] = []
-    for profile in model.profiles:
+    for at, profile in enumerate(model.profiles):
         if looking := fleet.sizes.looked_for_by(profile):
-            return _not_yet(profile, looking)
+            # Those after it are not tried: what takes their place would keep it.
+            not_yet = _not_yet(profile, looking)
+            names = [later.name for later in model.profiles[at:]]
+            candidates += [Candidate(view.node.id, name, (not_yet,)) for name in names for view in fleet]
+            return NoPlace(f"profile {profile.name}: {not_yet.reason}", not_yet.remedy, tuple(candidates))
         small, least_mib = _too_small(model, profile, fleet)
         pool = fleet.pool(need_of(profile, model.placement, least_mib))
         against: dict[str, list[Refusal]] = {}
@@ -90,19 +94,20 @@ def place(
     return NoPlace(_summary(candidates), "", tuple(candidates))
 
 
-def doubt(model: Model, profile: Profile, fleet: Fleet) -> str:
+def doubt(model: Model, profile: Profile, fleet: Fleet) -> NoPlace | None:
     """Why nothing that serves should give way to this profile: it fits nowhere, or nobody knows yet whether it does."""
-    if looking := fleet.sizes.looked_for_by(profile):
-        return _not_yet(profile, looking).reason
     small, _ = _too_small(model, profile, fleet)
     there = [name for name in profile.device_class if name in fleet.classes]
-    return next((small[name].reason for name in there), "") if there and all(name in small for name in there) else ""
+    if not fleet.sizes.looked_for_by(profile) and not (there and all(name in small for name in there)):
+        return None
+    found = place(evolve(model, profiles=(profile,)), fleet, {}, {}, {})
+    return found if isinstance(found, NoPlace) else None
 
 
-def _not_yet(profile: Profile, looking: Sequence[str]) -> NoPlace:
+def _not_yet(profile: Profile, looking: Sequence[str]) -> Refusal:
     first = ", ".join(looking[:3]) + (f" and {len(looking) - 3} more" if len(looking) > 3 else "")
-    reason = f"profile {profile.name}: how large {profile.weights} is, is not known yet: {first} may have it"
-    return NoPlace(reason, "it is asked, and waited for at most 10 s", ())
+    reason = f"how large {profile.weights} is, is not known yet: {first} may have it"
+    return Refusal("memory", reason, "wait: it is asked, for 10 s at most")
 
 
 def _too_small(model: Model, profile: Profile, fleet: Fleet) -> tuple[dict[str, Refusal], tuple[tuple[str, int], ...]]:

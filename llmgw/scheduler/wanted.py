@@ -21,12 +21,13 @@ def want(pass_: Working, model: Model) -> None:
     held = _refresh(pass_, model)
     _house(pass_, model)
     _grow(pass_, model)
-    if held and not any(item.model == model.name for item in pass_.unplaced):
+    if held is not None and not any(item.model == model.name for item in pass_.unplaced):
         since = pass_.state.unplaced_since.get(model.name, pass_.now)
-        pass_.unplaced.append(Unplaced(model.name, model.replicas, model.replicas, held, (), since))
+        count = model.replicas
+        pass_.unplaced.append(Unplaced(model.name, count, count, held.reason, held.candidates, since))
 
 
-def _refresh(pass_: Working, model: Model) -> str:
+def _refresh(pass_: Working, model: Model) -> NoPlace | None:
     """Replace rows whose profile was edited, one at a time, as the model's ``update`` says; or why not."""
     rows = pass_.of_model(model.name)
     rejected = {r.rejected for r in rows if r.rejected}
@@ -46,14 +47,14 @@ def _refresh(pass_: Working, model: Model) -> str:
             new = pass_.add(model, found, f"{why}: replaces {row.id}")
             pass_.rows[row.id] = evolve(row, superseded_by=new.id)
         elif wanted is not None and (held := doubt(model, wanted, pass_.fleet)):
-            return f"{why}, {row.id} serves on as it was: {held}"
+            return evolve(held, reason=f"{why}, {row.id} serves on as it was: {held.reason}")
         elif not any(not pass_.lost(r) and r.goal is not Goal.RUN for r in rows):
             if found is not None:
                 why = f"{why}, and there is no room for both the old and the new one"
             pass_.retire(row, why, other=wanted)
         # Else something is on its way out already: its devices come free first.
         busy = True
-    return ""
+    return None
 
 
 def _house(pass_: Working, model: Model) -> None:

@@ -140,9 +140,10 @@ def test_nothing_gives_way_to_a_profile_that_cannot_fit() -> None:
         outcome = decide(state, NOW)
         assert (outcome.replicas, outcome.decisions, outcome.commands) == ((replica,), (), ())
         (unplaced,) = outcome.unplaced
-        assert unplaced.reason.startswith(
-            "profile p was changed, m-1 serves on as it was: needs 136.4 GiB on each device"
+        assert unplaced.reason == (
+            "profile p was changed, m-1 serves on as it was: no node can take it: 1 candidate turned down (1 by memory)"
         )
+        assert unplaced.candidates[0].refusals[0].reason.startswith("needs 136.4 GiB on each device")
         unlooked = evolve(nodes[0], weights=(), looking=frozenset({"/w"}))
         outcome = decide(evolve(state, nodes=(unlooked,)), NOW)
         assert outcome.replicas == (replica,)
@@ -166,7 +167,7 @@ def test_nothing_is_placed_while_somebody_may_say_how_large_it_is() -> None:
     assert [r.id for r in outcome.replicas] == [busy.id]
     (unplaced,) = outcome.unplaced
     assert unplaced.reason == (
-        "profile p: how large /w is, is not known yet: n2 may have it; it is asked, and waited for at most 10 s"
+        "profile p: how large /w is, is not known yet: n2 may have it; wait: it is asked, for 10 s at most"
     )
     assert not any(d.kind is DecisionKind.PREEMPT for d in outcome.decisions)
 
