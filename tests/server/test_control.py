@@ -309,8 +309,7 @@ async def test_what_ran_is_remembered(plane: Plane, autojump_clock: trio.testing
         more = evolve(report(start, ShardState.READY), load_mib=(70_000,), serving_mib=(74_000,))
         await session.send(ShardStatus(more))
         await until(lambda: plane.cluster.state(0).learned[0].held_mib == 74_000)
-        await session.send(ShardStatus(evolve(more, serving_mib=(74_001,))))
-        await session.send(ShardStatus(evolve(more, reason="again")))
+        await session.send(ShardStatus(evolve(more, serving_mib=(74_001,), reason="again")))
         await until(lambda: plane.cluster.state(0).nodes[0].reports[-1].reason == "again")
         (known,) = plane.cluster.state(0).learned
         assert known.held_mib == 74_000, "not worth a line on the disk"
