@@ -109,16 +109,16 @@ GIDS = st.lists(
     st.builds(Gid, st.integers(0, 9), st.sampled_from(["10.0.0.1", "10.30.0.1", "10.31.7.1"]), st.just("e")), max_size=2
 ).map(tuple)
 PORTS = st.builds(
-    Port, st.just(1), st.sampled_from(["active", "active", "down", "init"]),
-    st.sampled_from(["infiniband", "ethernet", "unspecified"]), gids=GIDS,
+    Port, st.just(1), st.sampled_from(["active", "active", "active", "down"]),
+    st.sampled_from(["infiniband", "infiniband", "ethernet", "unspecified"]), gids=GIDS,
 )  # fmt: skip
 ADAPTERS = st.lists(
     st.builds(
-        Adapter, NAMES, st.sampled_from(AdapterKind),
-        st.lists(PORTS, max_size=3).map(lambda ports: tuple(evolve(p, number=n + 1) for n, p in enumerate(ports))),
+        Adapter, NAMES, st.just(AdapterKind.INFINIBAND) | st.sampled_from(AdapterKind),
+        st.lists(PORTS, min_size=1, max_size=2).map(lambda ports: tuple(evolve(p, number=n + 1) for n, p in enumerate(ports))),
         virtual=st.booleans(), bond=st.sampled_from(["", "", "bond0"]),
     ),
-    max_size=8, unique_by=lambda a: a.name,
+    min_size=2, max_size=8, unique_by=lambda a: a.name,
 )  # fmt: skip
 RULES = st.builds(
     FabricRule,
