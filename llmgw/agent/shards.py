@@ -249,6 +249,7 @@ class Shards:
         )
         try:
             await trio.to_thread.run_sync(records.write, folder, record)
+            await trio.to_thread.run_sync(records.write_files, folder, launch.files)
             marks = proctree.marks(command.shard, command.generation, mark)
             env = process.environment(os.environ, launch.env, launch.secrets, marks)
             await process.spawn(folder, launch.argv, env, record.cgroup)
