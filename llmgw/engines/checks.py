@@ -52,7 +52,7 @@ def _refusals(model: str, profile: Profile, devices: Sequence[Device], version: 
         mig(profile, classes),
         quantized(profile.engine, profile.quantization, capabilities),
         engine_fit(profile),
-        adapters(model, profile),
+        adapters(model, profile, version),
         arguments(profile, version),
     )
     for path, problem, hint in (rule for some in rules for rule in some):

@@ -9,7 +9,7 @@ import re
 from collections.abc import Iterator, Mapping, Sequence
 
 from llmgw.settings.catalog import EngineKind, Profile
-from llmgw.settings.engine_flags import argument_faults
+from llmgw.settings.engine_flags import argument_faults, version_key
 from llmgw.settings.faults import Path
 from llmgw.settings.quantization import FP8, least_capability
 
@@ -25,6 +25,9 @@ _ENV_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 
 LORA_NAME = re.compile(r"[A-Za-z0-9](?:[A-Za-z0-9._-]{0,62}[A-Za-z0-9])?")
 """What clients write behind the model's name and a colon; it stands before an ``=`` on command lines."""
+
+_SGLANG_ADAPTERS = "0.5.6"
+"""The first release that surely has the pull request named below, which was merged between 0.5.3 and this one."""
 
 _LORA_PATH = re.compile(r"[^-\s,=\x00-\x1f\x7f][^\s,=\x00-\x1f\x7f]{0,1023}")
 
@@ -192,8 +195,15 @@ def engine_fit(profile: Profile) -> Iterator[Rule]:
                 )
 
 
-def adapters(model: str, profile: Profile) -> Iterator[Rule]:
-    """Adapters are asked for as ``<model>:<name>``; SGLang reads any model's name in this way."""
+def adapters(model: str, profile: Profile, version: str | None = None) -> Iterator[Rule]:
+    """Adapters are asked for as ``<model>:<name>``; SGLang reads any model's name in this way.
+
+    An older SGLang would answer without the adapter and not say so (https://github.com/sgl-project/sglang/pull/11570).
+    """
+    old = version is not None and version_key(version) < version_key(_SGLANG_ADAPTERS)
+    if profile.engine is EngineKind.SGLANG and profile.lora and old:
+        reason = f"sglang {version} does not take <model>:<adapter> for a model"
+        yield ("lora",), reason, f"use {_SGLANG_ADAPTERS} or newer, or vllm"
     if profile.engine is EngineKind.SGLANG and ":" in model:
         reason = f"SGLang reads what follows the colon in {model} as the name of an adapter"
         yield ("engine",), reason, "give the model a name without a colon"

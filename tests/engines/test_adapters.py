@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 from attrs import evolve
-from hypothesis import given
+from hypothesis import assume, given
 from hypothesis import strategies as st
 
 from llmgw.engines.base import Launch, ShardSpec
@@ -20,7 +20,7 @@ from llmgw.settings.catalog import EngineKind, Limits, Profile, Task
 from llmgw.settings.daemon import Address, EngineInstall
 from llmgw.settings.engine_flag_tables import VERSIONS
 from llmgw.settings.engine_flags import argument_faults
-from llmgw.settings.profile_rules import LORA_NAME
+from llmgw.settings.profile_rules import LORA_NAME, adapters
 from llmgw.settings.validate import profile_faults
 
 FLAGS = Path(__file__).resolve().parents[3] / "shared" / "engines" / "flags"
@@ -183,6 +183,7 @@ def specs(draw: st.DrawFn) -> ShardSpec:
     """Any rank of any profile that validates, for a known or an unknown version of its engine."""
     wanted = draw(profiles)
     version = draw(st.none() | st.sampled_from(VERSIONS[wanted.engine.value]))
+    assume(not list(adapters("org/m", wanted, version)))
     several = wanted.nodes > 1
     return spec(
         wanted,
@@ -337,6 +338,8 @@ def test_adapters_are_served_under_the_model_s_name() -> None:
     )  # fmt: skip
     assert profile(lora=lora).served("org/m") == ("org/m", "org/m:sql", "org/m:law")
     assert "--lora-paths sql=/models/sql law=/models/lora/law" in sglang(None, lora=lora)
+    with pytest.raises(OperatorError, match=r"sglang 0\.5\.2 does not take <model>:<adapter> for a model"):
+        sglang("0.5.2", lora=lora)
     with pytest.raises(OperatorError, match="adapter /etc: leads out of /models"):
         build(spec(profile(lora={"x": "/etc"})))
     with pytest.raises(OperatorError, match="has a space, comma or = in its path"):
