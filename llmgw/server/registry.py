@@ -51,10 +51,11 @@ def routes(settings: Settings, state: ClusterState, reasons: Mapping[str, str], 
         else:
             replicas = [r for r in state.replicas if r.model == model.name and r.shards]
             serving = [(e, r.profile.served(model.name)) for r in replicas if (e := _served(r, state)) is not None]
-        names = dict.fromkeys(name for profile in model.profiles for name in profile.served(model.name))
-        for name in names or (model.name,):
+        scaling = model.scaling
+        hold_s = scaling.hold_s if scaling is not None and scaling.min == 0 else 0.0
+        for name in model.names:
             endpoints = tuple(endpoint for endpoint, served in serving if name in served)
-            made.append(Route(name, endpoints, reasons.get(model.name, ""), created))
+            made.append(Route(name, endpoints, reasons.get(model.name, ""), created, hold_s))
     return tuple(made)
 
 

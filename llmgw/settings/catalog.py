@@ -125,7 +125,8 @@ class Scaling:
     """How many replicas a model has by its load: ``min`` to ``max``, so that each has about ``target`` requests.
 
     More when the load asked for it for ``up_s``, fewer when it did for ``down_s``, and never two changes within
-    ``cooldown_s``. With ``min: 0`` the last one goes after ``idle_s`` without a request, and a request brings it back.
+    ``cooldown_s``. With ``min: 0`` the last one goes after ``idle_s`` without a request; a request brings it back,
+    and waits for it up to ``hold_s``.
     """
 
     min: int = 1
@@ -135,6 +136,7 @@ class Scaling:
     down_s: float = 300.0
     idle_s: float = 900.0
     cooldown_s: float = 60.0
+    hold_s: float = 600.0
 
 
 @frozen
@@ -157,6 +159,11 @@ class Model:
     group: str = ""
     update: Update = Update.SURGE
     scaling: Scaling | None = None
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """Every name that clients may ask for: its own, and those of its profiles' adapters."""
+        return tuple(dict.fromkeys((self.name, *(name for p in self.profiles for name in p.served(self.name)))))
 
     def profile(self, name: str) -> Profile | None:
         """The profile of this name, if the model has one."""
