@@ -75,6 +75,8 @@ def _groups(spec: ShardSpec) -> Iterator[str]:
         yield from ("--pp-size", str(profile.pp))
     if profile.expert_parallel:
         yield from ("--ep-size", str(shared))
+        if surely_has(EngineKind.SGLANG, "--enable-ep-moe", spec.install.version):
+            yield "--enable-ep-moe"  # an old version has experts apart only when told so as well
     if profile.dp > 1:
         if not profile.expert_parallel:
             yield from ("--dp-size", str(profile.dp))

@@ -40,7 +40,7 @@ _OURS: Mapping[EngineKind, tuple[str, ...]] = {
         "--data-parallel-external-lb", "-dpe", "--data-parallel-hybrid-lb", "-dph", "-dpm",
         "--data-parallel-multi-port-external-lb", "--enable-expert-parallel", "-ep", "--runner", "--convert", "--task",
         "--lora-modules", "--device-ids", "--grpc", "--ssl-keyfile", "--ssl-certfile", "--root-path", "--tool-server",
-        "--config", "--middleware",
+        "--config", "--middleware", "--grpc-port", "--data-parallel-supervisor-port",
     ),
     EngineKind.SGLANG: (
         "--host", "--port", "--api-key", "--admin-api-key", "--served-model-name", "--model-path", "--model",
@@ -48,15 +48,22 @@ _OURS: Mapping[EngineKind, tuple[str, ...]] = {
         "--node-rank", "--dist-init-addr", "--nccl-init-addr", "--nccl-port", "--base-gpu-id", "--config",
         "--tool-server", "--enable-metrics", "--data-parallel-size", "--dp-size", "--dp", "--attn-dp-size",
         "--enable-dp-attention", "--expert-parallel-size", "--ep-size", "--ep", "--is-embedding", "--lora-paths",
+        "--gpu-id-step", "--grpc-mode", "--smg-grpc-mode", "--grpc-port", "--grpc-http-sidecar-port",
+        "--smg-http-sidecar-port", "--engine-info-bootstrap-port", "--gated-launch-port", "--fastapi-root-path",
+        "--ssl-keyfile", "--ssl-certfile", "--ssl-keyfile-password", "--enable-http-worker-reuseport",
+        "--custom-sigquit-handler", "--enable-custom-logit-processor",
     ),
     EngineKind.LLAMACPP: (
         "--host", "--port", "--api-key", "--api-key-file", "--alias", "-a", "--model", "-m", "--model-url", "-mu",
         "--hf-repo", "-hf", "-hfr", "--hf-file", "-hff", "--rpc", "--path", "--slot-save-path", "--ssl-key-file",
         "--ssl-cert-file", "--split-mode", "-sm", "--metrics", "--props", "--ctx-size", "-c", "--tools",
         "--webui-mcp-proxy", "--ui-mcp-proxy", "--embedding", "--embeddings", "--rerank", "--reranking",
+        "--agent", "--mcp-servers-config", "--mcp-servers-json", "--tools-runtime", "--api-prefix", "--reuse-port",
+        "--device", "-dev", "--list-devices",
     ),
 }  # fmt: skip
-"""Flags that are llmgw's own: where the engine listens, under which name, what it loads and on which devices."""
+"""Flags that are llmgw's own: where the engine listens and for what, under which name, what it loads, on which devices
+and in which groups; and what lets its clients reach more than the model (tools, code of theirs)."""
 
 _OUR_ENV_PREFIXES = ("LLMGW_", "LLAMA_", "LD_")
 _OUR_ENV = frozenset(

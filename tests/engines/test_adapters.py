@@ -296,6 +296,7 @@ def test_sglang_s_groups() -> None:
     old, new = "--dp-size 2 --enable-dp-attention", "--attn-dp-size 2"
     for version, groups in ((None, old), ("0.5.21", old), ("0.5.22", new), ("0.6.0", new)):
         assert f"--tp-size 4 --ep-size 4 {groups} --enable-metrics" in sglang(version, **experts)
+    assert f"--ep-size 4 --enable-ep-moe {old}" in sglang("0.4.6.post5", **experts)
     assert "--tp-size 2 --nnodes 2 --node-rank 1 --dist-init-addr 10.0.0.9:20002" in sglang(None, 1, nodes=2, tp=2)
 
 
