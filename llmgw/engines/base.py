@@ -68,6 +68,7 @@ class Launch:
     variables too, kept apart so that no log shows them; ``files`` are written into the folder, for its owner alone,
     before the process starts. ``api_key`` is what the engine will want as a bearer token,
     ``ready_name`` what ``GET models_path`` must list, and a probe that takes longer than ``probe_timeout_s`` failed.
+    ``orderly`` says that its first process, asked to end, lets the others finish what they have: it alone is asked.
     """
 
     argv: tuple[str, ...]
@@ -81,6 +82,7 @@ class Launch:
     health_path: str = "/health"
     models_path: str = "/v1/models"
     probe_timeout_s: float = 5.0
+    orderly: bool = False
 
     @property
     def endpoint(self) -> str:

@@ -31,8 +31,9 @@ def launch(spec: ShardSpec) -> Launch:
         argv += ["--max-model-len", str(profile.context_length)]
     if profile.quantization is not None:
         argv += ["--quantization", profile.quantization]
-    if surely_has(EngineKind.VLLM, "--shutdown-timeout", spec.install.version):
-        # Without it SIGTERM ends the engine under open streams, and they and its API process hang until it is killed.
+    orderly = spec.rank == 0 and surely_has(EngineKind.VLLM, "--shutdown-timeout", spec.install.version)
+    if orderly:
+        # Open streams then have as long as the whole engine; without it SIGTERM ends them.
         argv += ["--shutdown-timeout", str(max(1, int(profile.limits.stop_s)))]
     env = {**rank_env(spec), "VLLM_NO_USAGE_STATS": "1", "VLLM_HOST_IP": spec.host}
     # Its parts meet on unix sockets, which it leaves behind. Relative to where it runs, the shard's private folder:
@@ -48,6 +49,7 @@ def launch(spec: ShardSpec) -> Launch:
         ready_name=spec.model,
         secrets={} if spec.api_key is None else {"VLLM_API_KEY": spec.api_key},
         api_key=spec.api_key,
+        orderly=orderly,
     )
 
 

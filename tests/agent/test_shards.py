@@ -461,6 +461,39 @@ async def test_a_rank_is_refused_where_its_fabric_is_not(folder: Path) -> None:
             await node.shards.start(rank(0), CONNECTED)
 
 
+PARENT = """
+import signal, subprocess, sys, time
+child = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(60)"])
+def end(*_):
+    time.sleep(0.2)
+    print("child", "ended" if child.poll() is not None else "lives", flush=True)
+    sys.exit(0)
+signal.signal(signal.SIGTERM, end)
+print("up", flush=True)
+while True:
+    time.sleep(1)
+"""
+
+
+@pytest.mark.parametrize(("version", "said"), [("0.32.0", "child lives"), ("0.16.0", "child ended")])
+async def test_an_engine_that_ends_in_order_is_asked_by_its_first_process(
+    folder: Path, version: str, said: str
+) -> None:
+    install = EngineInstall(EngineKind.VLLM, (sys.executable, "-c", PARENT), version)
+    async with running(evolve(config(folder), engines=(install,))) as node:
+        await node.shards.start(start(), INVENTORY)
+        log = folder / "shards/m-1.0-g1/engine.log"
+        with trio.fail_after(10):
+            while not (log.exists() and log.read_text()):
+                await trio.sleep(0.01)
+        node.get().stop("x", 5.0)
+        stopped = await node.until(S.STOPPED)
+        assert log.read_text().split("\n")[1] == said
+        assert stopped.exit is not None
+        assert stopped.exit.code == 0
+    assert within_5_s(lambda: marked(folder) == [])
+
+
 HOLDER = "import os, time; print(oct(os.stat('sglang.yaml').st_mode), flush=True); time.sleep(60)"
 
 

@@ -114,6 +114,7 @@ def test_streams_may_end_before_vllm_does_where_the_version_can_wait() -> None:
     for version, waits in ((None, False), ("0.16.0", False), ("0.18.0", False), ("0.20.2", True), ("0.32.0+cpu", True)):
         install = EngineInstall(EngineKind.VLLM, COMMANDS[EngineKind.VLLM], version)
         argv = build(spec(wanted, install=install)).argv
+        assert build(spec(wanted, install=install)).orderly == waits
         assert argv[-2:] == ("--shutdown-timeout", "45") if waits else "--shutdown-timeout" not in argv
 
 
