@@ -55,8 +55,10 @@ class Profile:
     ``gpus`` counts the devices on each node, so a replica has ``nodes * gpus == dp * tp * pp`` of them: ``dp`` groups
     of ``tp * pp`` devices, each with requests of its own. With ``expert_parallel`` the experts of a mixture are spread
     over all devices of all groups. ``lora`` names adapters and where they are; clients ask for ``<model>:<name>``.
-    ``memory_gib`` is the least device memory that it needs, when the class alone does not say it. ``allow_args`` names
-    arguments in ``args`` that no table knows and that the operator vouches for.
+    ``memory_gib`` is the least device memory that it needs: it stands in for what would be estimated. That counts the
+    weights' own files, or ``parameters`` until somebody has them, and room for ``concurrency`` whole contexts; neither
+    is told to the engine. ``allow_args`` names arguments in ``args`` that no table knows and that the operator vouches
+    for.
     """
 
     name: str
@@ -75,6 +77,8 @@ class Profile:
     context_length: int | None = None
     quantization: str | None = None
     gpu_memory_utilization: float | None = None
+    parameters: float | None = None
+    concurrency: int | None = None
     args: tuple[str, ...] = ()
     allow_args: tuple[str, ...] = ()
     env: Mapping[str, str] = field(default=_NONE, hash=False)

@@ -12,7 +12,7 @@ from llmgw.settings.convert import strict_converter
 
 _CONVERTER = strict_converter()
 
-_LATER = ("dp", "expert_parallel", "task", "lora")
+_LATER = ("dp", "expert_parallel", "task", "lora", "parameters", "concurrency")
 """Fields that came later: a profile that does not use them keeps the digest that it had before."""
 
 
