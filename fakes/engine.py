@@ -17,6 +17,7 @@ Standard library and trio only.
 from __future__ import annotations
 
 import hashlib
+import itertools
 import json
 import os
 import signal
@@ -193,9 +194,17 @@ class Ranks:
 class Engine:
     """The server behind the command line."""
 
-    def __init__(self, name: str, host: str, port: int, behaviour: Behaviour, ranks: Ranks | None = None) -> None:
+    def __init__(
+        self,
+        name: str,
+        host: str,
+        port: int,
+        behaviour: Behaviour,
+        ranks: Ranks | None = None,
+        adapters: tuple[str, ...] = (),
+    ) -> None:
         self.name, self.host, self.port = name, host, port
-        self.ranks = ranks
+        self.ranks, self.adapters = ranks, adapters
         self.behaviour = behaviour
         self.counters = Counters()
         self.key = os.environ.get("VLLM_API_KEY") or os.environ.get("LLAMA_API_KEY")
@@ -334,7 +343,7 @@ class Engine:
             case "/metrics":
                 await connection.whole(200, self._metrics().encode(), "text/plain; version=0.0.4")
             case "/v1/models":
-                names = [self.name] if self.loaded else []
+                names = [self.name, *self.adapters] if self.loaded else []
                 data = [
                     {"id": n, "object": "model", "created": 0, "owned_by": "fake", "max_model_len": 4096} for n in names
                 ]
@@ -343,6 +352,8 @@ class Engine:
                 await self._generate(connection, request, chat=request.path.startswith("/v1/chat"))
             case "/v1/embeddings":
                 await self._embed(connection, request)
+            case "/v1/rerank":
+                await self._rerank(connection, request)
             case "/fake/ctl" if request.method == "POST":
                 self.behaviour.update(request.json())
                 await connection.whole(200, b"{}")
@@ -354,7 +365,7 @@ class Engine:
 
     def _checked(self, request: Request) -> dict[str, Any]:
         body = request.json()
-        if body.get("model") != self.name:
+        if body.get("model") not in (self.name, *self.adapters):
             raise HttpError(404, f"The model `{body.get('model')}` does not exist.", "NotFoundError")
         if not self.loaded:
             raise HttpError(503, "The model is still loading.", "ServiceUnavailable")
@@ -449,6 +460,17 @@ class Engine:
         await connection.event("[DONE]")
         await connection.end_events()
 
+    async def _rerank(self, connection: Connection, request: Request) -> None:
+        body = self._checked(request)
+        documents = body.get("documents")
+        if not isinstance(body.get("query"), str) or not isinstance(documents, list):
+            raise HttpError(400, "query and documents are required", "BadRequestError")
+        results = [
+            {"index": index, "document": {"text": text}, "relevance_score": 1 / (2 + index)}
+            for index, text in enumerate(documents)
+        ]
+        await connection.whole(200, json.dumps({"id": "rerank-1", "model": self.name, "results": results}).encode())
+
     async def _embed(self, connection: Connection, request: Request) -> None:
         body = self._checked(request)
         inputs = body.get("input")
@@ -498,6 +520,14 @@ def parse(args: list[str]) -> dict[str, str]:
     return found
 
 
+def adapters_of(args: list[str]) -> tuple[str, ...]:
+    """The names in ``--lora-modules name=path ...``."""
+    if "--lora-modules" not in args:
+        return ()
+    given = args[args.index("--lora-modules") + 1 :]
+    return tuple(a.partition("=")[0] for a in itertools.takewhile(lambda a: not a.startswith("-"), given))
+
+
 def main() -> None:
     """Read the command line and run."""
     flags = parse(sys.argv[1:])
@@ -511,7 +541,8 @@ def main() -> None:
     behaviour = Behaviour()
     behaviour.update(json.loads(os.environ.get("FAKE_ENGINE", "{}")))
     log("fake engine: behaves like vLLM, has no model, makes its words up")
-    trio.run(Engine(name, flags.get("--host", "127.0.0.1"), int(flags.get("--port", "0")), behaviour, ranks).run)
+    host, port = flags.get("--host", "127.0.0.1"), int(flags.get("--port", "0"))
+    trio.run(Engine(name, host, port, behaviour, ranks, adapters_of(sys.argv)).run)
 
 
 if __name__ == "__main__":

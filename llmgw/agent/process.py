@@ -141,15 +141,19 @@ def environment(own: Mapping[str, str], *more: Mapping[str, str]) -> dict[str, s
     return made
 
 
-async def spawn(folder: Path, argv: tuple[str, ...], env: Mapping[str, str], cgroup: str = "") -> None:
+async def spawn(
+    folder: Path, argv: tuple[str, ...], env: Mapping[str, str], cgroup: str = "", *, orderly: bool = False
+) -> None:
     """Start an engine under a shim in ``folder``, whose record must be written. Returns when the shim has spoken.
 
-    ``cgroup`` is made for it, if one is named (:mod:`llmgw.agent.cgroup`).
+    ``cgroup`` is made for it, if one is named (:mod:`llmgw.agent.cgroup`). With ``orderly`` SIGTERM goes to its first
+    process only.
 
     What became of it is in ``shim.json`` and ``exit.json``. The shim is nobody's child: it lives on whatever becomes
     of this process. Raises :class:`OperatorError` when no shim came to life.
     """
-    command = [sys.executable, "-I", "-S", str(Path(shim.__file__)), str(folder), str(LOG_BYTES), cgroup, *argv]
+    command = [sys.executable, "-I", "-S", str(Path(shim.__file__)), str(folder), str(LOG_BYTES), cgroup]
+    command += ["first" if orderly else "group", *argv]
     # A cancelled start still ends with an engine or without one, never in between: the launch takes milliseconds.
     with trio.CancelScope(shield=True, deadline=trio.current_time() + _START_S):
         try:

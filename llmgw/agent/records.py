@@ -10,7 +10,7 @@ import fcntl
 import os
 import re
 import shutil
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from functools import cache
 from pathlib import Path
@@ -123,6 +123,12 @@ def write(folder: Path, record: Record) -> None:
     """Write a record durably; the folder is made if need be. Blocking."""
     folder.mkdir(mode=0o700, parents=True, exist_ok=True)
     write_private(folder / "record.json", orjson.dumps(_converter().unstructure(record)))
+
+
+def write_files(folder: Path, files: Mapping[str, str]) -> None:
+    """Write what an engine is to find in its folder, for its owner alone. Blocking."""
+    for name, text in files.items():
+        write_private(folder / name, text.encode())
 
 
 def read(folder: Path) -> Record:

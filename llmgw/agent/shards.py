@@ -256,9 +256,10 @@ class Shards:
         )
         try:
             await trio.to_thread.run_sync(records.write, folder, record)
+            await trio.to_thread.run_sync(records.write_files, folder, launch.files)
             marks = proctree.marks(command.shard, command.generation, mark)
             env = process.environment(os.environ, launch.env, launch.secrets, marks)
-            await process.spawn(folder, launch.argv, env, record.cgroup)
+            await process.spawn(folder, launch.argv, env, record.cgroup, orderly=launch.orderly)
             supervisor.attach()
             if record.cgroup_path is not None and not record.cgroup_path.exists():
                 self._log.warning(

@@ -1,8 +1,8 @@
 """The parent of one engine: starts it, reaps it, rotates its log, and writes down how it ended.
 
-Run by path as ``python -I -S shim.py FOLDER LOG_BYTES CGROUP COMMAND …``; standard library only, because a copy of it
-lives as long as each engine does, and outlives any agent. It detaches itself, so that it is nobody's child, and is the
-subreaper of everything that the engine starts: a worker that leaves the process group is still its own.
+Run by path as ``python -I -S shim.py FOLDER LOG_BYTES CGROUP ASKED COMMAND …``; standard library only, because a copy
+of it lives as long as each engine does, and outlives any agent. It detaches itself, so that it is nobody's child, and
+is the subreaper of everything that the engine starts: a worker that leaves the process group is still its own.
 
 Files in FOLDER: ``lock`` is held for as long as the shim lives; ``shim.json`` has its pid and the engine's, with
 their start times; ``exit.json`` says how the engine ended, once nothing that it started is left; ``engine.log`` and
@@ -12,9 +12,10 @@ that first, under the lock.
 CGROUP, if it is not empty, is made for the engine and removed when nothing is left in it. The shim itself stays out of
 it, so that killing all that is in there leaves somebody who can say how the engine ended.
 
-SIGTERM ends the engine's group, SIGUSR1 kills everything that it started. When the engine's first process ends, the
-rest of its group is ended too: workers of a dead engine hold GPU memory and serve nobody. What is killed may leave
-shared memory behind; Python's resource tracker, which removes it once all else is gone, is killed last.
+SIGTERM asks the engine's group to end, or where ASKED is ``first`` only its first process, which then ends the others
+itself; SIGUSR1 kills everything that it started. When the engine's first process ends, the rest of its group is ended
+too: workers of a dead engine hold GPU memory and serve nobody. What is killed may leave shared memory behind; Python's
+resource tracker, which removes it once all else is gone, is killed last.
 """
 
 import contextlib
@@ -204,7 +205,7 @@ def spawn(command: list[str], log: int) -> int:
     )
 
 
-def watch(engine: int, log: int, folder: str, limit: int, cgroup: Cgroup) -> dict[str, object]:
+def watch(engine: int, log: int, folder: str, limit: int, cgroup: Cgroup, asked: str) -> dict[str, object]:
     """Wait for the end of the engine and of everything that it started."""
     ended: dict[str, object] | None = None
     ended_at = rotated_at = time.monotonic()
@@ -212,7 +213,9 @@ def watch(engine: int, log: int, folder: str, limit: int, cgroup: Cgroup) -> dic
     while True:
         received = signal.sigtimedwait(_HANDLED, _ROTATE_EVERY_S if ended is None else 0.05)
         number = None if received is None else received.si_signo
-        if number in (signal.SIGTERM, signal.SIGINT):
+        if number in (signal.SIGTERM, signal.SIGINT) and asked == "first":
+            os.kill(engine, signal.SIGTERM)
+        elif number in (signal.SIGTERM, signal.SIGINT):
             signal_all(engine, signal.SIGTERM, everything=False, cgroup=cgroup)
         elif number == signal.SIGUSR1:
             killing_since = killing_since or time.monotonic()
@@ -252,7 +255,8 @@ def watch(engine: int, log: int, folder: str, limit: int, cgroup: Cgroup) -> dic
 
 def main() -> int:
     """Detach, start the engine, say which pids, watch it to its end."""
-    folder, limit, cgroup, command = sys.argv[1], int(sys.argv[2]), Cgroup(sys.argv[3]), sys.argv[4:]
+    folder, limit, cgroup = sys.argv[1], int(sys.argv[2]), Cgroup(sys.argv[3])
+    asked, command = sys.argv[4], sys.argv[5:]
     lock = os.open(os.path.join(folder, "lock"), os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
     try:
         fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -297,7 +301,7 @@ def main() -> int:
     write(folder, "shim.json", me)
     os.write(said, json.dumps(me).encode())
     os.close(said)
-    end = watch(engine, log, folder, limit, cgroup)
+    end = watch(engine, log, folder, limit, cgroup, asked)
     cgroup.remove()
     write(folder, "exit.json", end)
     return 0

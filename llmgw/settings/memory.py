@@ -135,6 +135,8 @@ def estimate(profile: Profile, facts: WeightFacts | None) -> Estimate | None:
     arguments = _Arguments(profile)
     if arguments.any_of(_ELSEWHERE[profile.engine]):
         return None
+    if profile.dp > 1 and profile.expert_parallel:
+        return None  # every group has the attention, and all of them share the experts: the files do not say how much
     weights = _weights(profile, facts, arguments)
     if weights is None:
         return None

@@ -421,6 +421,9 @@ async def test_ranks_meet_where_rank_0_says_and_each_knows_when_it_has_loaded(fo
         await node.shards.start(rank(1, head.rendezvous), CONNECTED)
         other = await node.until(S.READY, "m-1.1")
         assert (other.reason, other.endpoint, other.rendezvous) == ("loaded, serves through rank 0", None, None)
+        environment = Path(f"/proc/{other.pid}/environ").read_bytes().split(b"\0")
+        assert {b"NCCL_IB_HCA==mlx5_0:1", b"NCCL_SOCKET_IFNAME==lo", b"GLOO_SOCKET_IFNAME=lo"} <= set(environment)
+        assert not any(entry.startswith((b"NCCL_IB_DISABLE=", b"NCCL_IB_GID_INDEX=")) for entry in environment)
         ready = await node.until(S.READY)
         assert ready.endpoint is not None
         # As a real one does, the other rank stays when rank 0 is gone: only a stop ends it.
@@ -456,6 +459,62 @@ async def test_a_rank_is_refused_where_its_fabric_is_not(folder: Path) -> None:
     async with running(elsewhere) as node:
         with pytest.raises(OperatorError, match=r"none is free on 192\.0\.2\.77"):
             await node.shards.start(rank(0), CONNECTED)
+
+
+PARENT = """
+import signal, subprocess, sys, time
+child = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(60)"])
+def end(*_):
+    time.sleep(0.2)
+    print("child", "ended" if child.poll() is not None else "lives", flush=True)
+    sys.exit(0)
+signal.signal(signal.SIGTERM, end)
+print("up", flush=True)
+while True:
+    time.sleep(1)
+"""
+
+
+@pytest.mark.parametrize(("version", "said"), [("0.32.0", "child lives"), ("0.16.0", "child ended")])
+async def test_an_engine_that_ends_in_order_is_asked_by_its_first_process(
+    folder: Path, version: str, said: str
+) -> None:
+    install = EngineInstall(EngineKind.VLLM, (sys.executable, "-c", PARENT), version)
+    async with running(evolve(config(folder), engines=(install,))) as node:
+        await node.shards.start(start(), INVENTORY)
+        log = folder / "shards/m-1.0-g1/engine.log"
+        with trio.fail_after(10):
+            while not (log.exists() and log.read_text()):
+                await trio.sleep(0.01)
+        node.get().stop("x", 5.0)
+        stopped = await node.until(S.STOPPED)
+        assert log.read_text().split("\n")[1] == said
+        assert stopped.exit is not None
+        assert stopped.exit.code == 0
+    assert within_5_s(lambda: marked(folder) == [])
+
+
+HOLDER = "import os, time; print(oct(os.stat('sglang.yaml').st_mode), flush=True); time.sleep(60)"
+
+
+async def test_what_an_engine_reads_is_written_into_its_folder_for_it_alone(folder: Path) -> None:
+    install = EngineInstall(EngineKind.SGLANG, (sys.executable, "-c", HOLDER), "0.5.23")
+    async with running(evolve(config(folder), engines=(install,))) as node:
+        command = start()
+        await node.shards.start(evolve(command, profile=evolve(command.profile, engine=EngineKind.SGLANG)), INVENTORY)
+        report, place = node.get().report(), folder / "shards/m-1.0-g1"
+        key = node.get().record.api_key
+        assert key is not None
+        assert (place / "sglang.yaml").read_text() == f'api-key: "{key}"\n'
+        assert key.encode() not in Path(f"/proc/{report.pid}/cmdline").read_bytes()
+        with trio.fail_after(10):
+            while not (place / "engine.log").exists() or not (place / "engine.log").read_text():
+                await trio.sleep(0.01)
+        assert (place / "engine.log").read_text() == "0o100600\n"
+        node.get().stop("x", 0.1)
+        await node.until(S.STOPPED)
+        await node.shards.forget("m-1.0", 1)
+        assert not list(folder.rglob("sglang.yaml"))
 
 
 async def test_two_engines_never_share_a_memory(folder: Path) -> None:

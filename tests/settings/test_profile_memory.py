@@ -145,6 +145,8 @@ def test_what_is_done_to_weights_while_they_load() -> None:
 
 def test_arguments_after_which_nobody_can_tell() -> None:
     assert estimate(profile(args=("--cpu-offload-gb", "20")), LLAMA_70B) is None
+    assert estimate(profile(8, dp=2, gpus=16, expert_parallel=True), DEEPSEEK_V3) is None
+    assert estimate(profile(8, dp=2, gpus=16), DEEPSEEK_V3) == estimate(profile(8), DEEPSEEK_V3)
     assert estimate(profile(engine=EngineKind.LLAMACPP, args=("-ngl", "10")), LLAMA_70B) is None
     assert estimate(profile(args=("-ngl", "10")), LLAMA_70B) is not None
 
