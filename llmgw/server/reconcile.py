@@ -6,7 +6,7 @@ A pass never waits for a node. What a node does comes back as reports, and those
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 
 import trio
 from attrs import evolve
@@ -14,9 +14,11 @@ from attrs import evolve
 from llmgw.errors import OperatorError
 from llmgw.link.messages import DrainShard, ForgetShard, ShardCommand, StartShard, StopShard
 from llmgw.router.table import Table
+from llmgw.scheduler.brake import Brake
 from llmgw.scheduler.decide import decide
 from llmgw.scheduler.explain import Command, Decision, DrainCommand, Outcome, StartCommand, StopCommand
 from llmgw.scheduler.liveness import next_change
+from llmgw.scheduler.scale import Scale
 from llmgw.scheduler.state import ClusterState, NodeState
 from llmgw.scheduler.summary import model_views
 from llmgw.server.agents import Agents
@@ -83,6 +85,11 @@ def forgets(state: ClusterState, outcome: Outcome, epoch: int) -> dict[str, list
     return by_node
 
 
+def _numbers(scales: Mapping[str, Scale]) -> dict[str, int]:
+    """What has to be remembered of them; since when the load asks for what is counted anew after a restart."""
+    return {model: found.number for model, found in scales.items()}
+
+
 class Reconciler:
     """Owns the loop; a pass is made every ``tick_s``. ``wake`` may be called from anywhere in the same Trio run."""
 
@@ -108,6 +115,7 @@ class Reconciler:
         self._woken = trio.Event()
         self._table = Table()
         self._decided: tuple[Decision, ...] = ()
+        self._brake: Brake | None = None
         self._log = logger("reconcile")
 
     def wake(self) -> None:
@@ -128,6 +136,7 @@ class Reconciler:
         state = self._cluster.state(now)
         self._say_nodes(state)
         outcome = decide(state, now)
+        self._say_brake(outcome)
         # A pass that repeats a decision because its effect is not reported yet decides nothing new.
         fresh = tuple(d for d in outcome.decisions if d not in self._decided)
         self._decided = outcome.decisions
@@ -137,6 +146,7 @@ class Reconciler:
             or outcome.next_serial != state.next_serial
             or outcome.unplaced != self._cluster.unplaced
             or bool(outcome.decisions)
+            or _numbers(outcome.scales) != _numbers(self._cluster.scales)
         )
         if changed:
             record = PassRecord(
@@ -146,6 +156,7 @@ class Reconciler:
                 next_serial=outcome.next_serial,
                 decisions=outcome.decisions,
                 unplaced=outcome.unplaced,
+                scales=outcome.scales,
             )
             try:
                 number = await self._store.save_pass(record)
@@ -154,7 +165,7 @@ class Reconciler:
                 self._publish(now)  # what serves by the rows that hold is still routed
                 return self._clock() + _STORE_RETRY_S
             self._say(number, outcome)
-            self._cluster.apply(outcome)
+        self._cluster.apply(outcome)
         self._publish(now)
         for by_node in (
             messages(outcome.commands, self._cluster.id, self._cluster.epoch),
@@ -192,6 +203,15 @@ class Reconciler:
                 reason=change.node.reason,
                 next=change.node.next,
             )
+
+    def _say_brake(self, outcome: Outcome) -> None:
+        if (outcome.brake is None) == (self._brake is None):
+            return
+        if outcome.brake is not None:
+            self._log.error(outcome.brake.reason)
+        else:
+            self._log.warning("the brake is off")
+        self._brake = outcome.brake
 
     def _say(self, number: int, outcome: Outcome) -> None:
         for decision in outcome.decisions:
