@@ -213,7 +213,13 @@ def begin(model: str, limits: Limits, now: float, rank: int = 0) -> Shard:
 
 
 def adopted(state: ShardState, model: str, limits: Limits, now: float, since: float, rank: int = 0) -> Shard:
-    """A shard that an earlier agent started: it keeps its state until a probe says otherwise."""
+    """A shard that an earlier agent started: it keeps its state until a probe says otherwise.
+
+    One that was being ended goes on ending: SIGTERM was sent, and whoever answers still is not to be sent requests.
+    """
+    if state is _S.STOPPING:
+        told = f"SIGKILL in {limits.stop_s:g} s"
+        return Shard(state, since, "adopted while it was being ended", told, deadline=now + limits.stop_s, rank=rank)
     if state in (_S.READY, _S.DRAINING):
         return evolve(_ready(model, since), state=state, reason="adopted, serving", rank=rank)
     begun = begin(model, limits, now, rank)

@@ -23,7 +23,7 @@ from typing import Any
 import trio
 
 from llmgw.agent.dispatch import Dispatch
-from llmgw.agent.epoch import Epoch
+from llmgw.agent.epoch import Epoch, EpochFile
 from llmgw.agent.shards import Shards
 from llmgw.link.messages import DrainShard, ForgetShard, StopShard
 from llmgw.scheduler.state import ShardReport, ShardState
@@ -72,7 +72,7 @@ async def _live(task: dict[str, Any], points: Points) -> None:
         turned.set()
 
     shards = Shards(config_of(folder, tuple(task["command"])), changed, time.time)
-    dispatch = Dispatch(shards, Epoch(folder), lambda: INVENTORY)
+    dispatch = Dispatch(shards, Epoch(EpochFile(folder)), lambda: INVENTORY)
 
     async def until(*states: ShardState) -> None:
         nonlocal turned
