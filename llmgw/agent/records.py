@@ -182,6 +182,15 @@ def lock(folder: Path) -> Iterator[bool]:
         os.close(handle)
 
 
+def is_held(folder: Path) -> bool:
+    """Whether a shim lives in this folder. Blocking."""
+    try:
+        with lock(folder) as free:
+            return not free
+    except FileNotFoundError:
+        return False
+
+
 def remove(folder: Path) -> bool:
     """Drop a launch whose shim is gone; ``False``, and nothing is touched, while it lives. Blocking."""
     with lock(folder) as free:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import secrets
+import shutil
 import socket
 from collections.abc import Callable, Iterable
 from contextlib import suppress
@@ -34,6 +35,7 @@ _KEY_BYTES = 24
 _MARK_BYTES = 16
 _FIRST_LOOK_S = 1.0
 _SETTLE_S = 5.0
+_AGAIN_S = 1.0
 _SHIM_END_LOOKS = 100
 _SHIM_END_LOOK_S = 0.05
 
@@ -159,17 +161,24 @@ class Shards:
         self._changed(supervisor.report())
 
     async def _supervise(self, supervisor: Supervisor) -> None:
-        """Run a supervisor; a fault in it is a fault of its shard and ends no other."""
+        """Run a supervisor; a fault in it is a fault of its shard and ends no other, and is tried again."""
         try:
-            async with trio.open_nursery() as nursery:
-                nursery.start_soon(self._remember, supervisor)
-                await supervisor.run()
-                nursery.cancel_scope.cancel(reason="the shard has ended")
-            await self._write_down(supervisor)
-        except* OSError as failed:
-            self._log.error("supervision failed; the engine goes on", shard=supervisor.record.shard, error=str(failed))
+            while not supervisor.done.is_set():
+                try:
+                    await self._attend(supervisor)
+                except* OSError as failed:
+                    said = str(failed.exceptions[0])
+                    self._log.error("supervision failed; the engine goes on", shard=supervisor.record.shard, error=said)
+                    await trio.sleep(_AGAIN_S)
         finally:
             supervisor.settled.set()
+
+    async def _attend(self, supervisor: Supervisor) -> None:
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(self._remember, supervisor)
+            await supervisor.run()
+            nursery.cancel_scope.cancel(reason="the shard has ended")
+        await self._write_down(supervisor)
 
     async def _remember(self, supervisor: Supervisor) -> None:
         """Write the shard's state down as it changes, so that an adopted engine is known to be ready."""
@@ -254,26 +263,34 @@ class Shards:
         supervisor = self._add(
             folder, record, begin(command.model, command.profile.limits, now, command.rank), adopted=False
         )
+        marks = proctree.marks(command.shard, command.generation, mark)
+        env = process.environment(os.environ, launch.env, launch.secrets, marks)
         try:
-            await trio.to_thread.run_sync(records.write, folder, record)
-            marks = proctree.marks(command.shard, command.generation, mark)
-            env = process.environment(os.environ, launch.env, launch.secrets, marks)
-            await process.spawn(folder, launch.argv, env, record.cgroup)
-            supervisor.attach()
-            if record.cgroup_path is not None and not record.cgroup_path.exists():
-                self._log.warning(
-                    "its cgroup could not be made; it runs in ours", shard=record.shard, path=record.cgroup
-                )
-        except OSError as failed:
+            await self._launch(supervisor, env)
+        except trio.Cancelled:
+            # Only before anything was started: the launch itself is shielded.
             del self._known[supervisor.key]
-            raise OperatorError(str(folder), f"cannot be written: {failed.strerror}", "check the disk") from failed
-        except OperatorError:
-            del self._known[supervisor.key]
-            records.remove(folder)  # a few small files, and no checkpoint that could lose the error
             raise
+        except OperatorError as failed:
+            if _given_up(folder):
+                del self._known[supervisor.key]
+                raise
+            self._log.warning("its shim takes long, and is waited for", shard=record.shard, reason=failed.reason)
         self._changed(supervisor.report())
         if self._nursery is not None:
             self._nursery.start_soon(self._supervise, supervisor)
+
+    async def _launch(self, supervisor: Supervisor, env: dict[str, str]) -> None:
+        """Write the record, then start the shim. Raises :class:`OperatorError`."""
+        folder, record = supervisor.folder, supervisor.record
+        try:
+            await trio.to_thread.run_sync(records.write, folder, record)
+        except OSError as failed:
+            raise OperatorError(str(folder), f"cannot be written: {failed.strerror}", "check the disk") from failed
+        await process.spawn(folder, record.argv, env, record.cgroup)
+        supervisor.attach()
+        if record.cgroup_path is not None and not record.cgroup_path.exists():
+            self._log.warning("its cgroup could not be made; it runs in ours", shard=record.shard, path=record.cgroup)
 
     def _devices(self, command: StartShard, inventory: Inventory) -> tuple[Device, ...]:
         """The devices that are meant. Raises :class:`OperatorError` for one that is not there."""
@@ -391,6 +408,17 @@ def _past(record: Record, end: records.End | None, found: Diagnosis | None, now:
     if found is not None:
         reason = f"{found.cause}; {reason}"
     return Shard(ShardState.FAILED, end.at if end is not None else now, reason, "", exit=code, diagnosis=found)
+
+
+def _given_up(folder: Path) -> bool:
+    """Drop a launch that failed, unless its shim lives. A few small files, and no checkpoint that could lose why."""
+    try:
+        if (folder / "lock").exists():
+            return records.remove(folder)
+    except OSError:
+        return False
+    shutil.rmtree(folder, ignore_errors=True)  # no shim came as far as its lock
+    return True
 
 
 def _lives(folder: Path, record: Record) -> bool:

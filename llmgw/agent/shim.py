@@ -6,8 +6,8 @@ subreaper of everything that the engine starts: a worker that leaves the process
 
 Files in FOLDER: ``lock`` is held for as long as the shim lives; ``shim.json`` has its pid and the engine's, with
 their start times; ``exit.json`` says how the engine ended, once nothing that it started is left; ``engine.log`` and
-``engine.log.1`` have its output. It does not start without ``record.json``: an agent that gave the launch up removes
-that first, under the lock.
+``engine.log.1`` have its output. It does not start without a ``record.json`` that has the LLMGW_LAUNCH of its own
+environment: an agent that gave the launch up removes that first, under the lock.
 
 CGROUP, if it is not empty, is made for the engine and removed when nothing is left in it. The shim itself stays out of
 it, so that killing all that is in there leaves somebody who can say how the engine ended.
@@ -32,6 +32,7 @@ _ROTATE_EVERY_S = 1.0
 _GROUP_GRACE_S = 3.0
 _GIVE_UP_S = 20.0
 _TIDY_S = 1.0
+_LOCK_S = 3.0
 _TRACKER = b"multiprocessing.resource_tracker"
 _HANDLED = {signal.SIGCHLD, signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGUSR1}
 
@@ -51,6 +52,29 @@ def write(folder: str, name: str, value: object) -> None:
         os.fsync(entry)
     finally:
         os.close(entry)
+
+
+def locked(lock: int) -> bool:
+    """Take the folder's lock; a shim that finds its own launch given up holds it for a moment."""
+    deadline = time.monotonic() + _LOCK_S
+    while True:
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError:
+            if time.monotonic() > deadline:
+                return False
+            time.sleep(0.01)
+        else:
+            return True
+
+
+def is_wanted(folder: str) -> bool:
+    """Whether the record is there, and of this very launch: the folder may have been given up and used again."""
+    try:
+        with open(os.path.join(folder, "record.json"), "rb") as file:
+            return bool(json.load(file)["launch"] == os.environ.get("LLMGW_LAUNCH", ""))
+    except (OSError, ValueError, KeyError):
+        return False
 
 
 def start_time(pid: int) -> int | None:
@@ -254,12 +278,10 @@ def main() -> int:
     """Detach, start the engine, say which pids, watch it to its end."""
     folder, limit, cgroup, command = sys.argv[1], int(sys.argv[2]), Cgroup(sys.argv[3]), sys.argv[4:]
     lock = os.open(os.path.join(folder, "lock"), os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
-    try:
-        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except OSError:
+    if not locked(lock):
         sys.stderr.write("another shim has this folder\n")
         return 3
-    if not os.path.exists(os.path.join(folder, "record.json")):
+    if not is_wanted(folder):
         sys.stderr.write("the launch was given up\n")
         return 4
     report, said = os.pipe()

@@ -49,6 +49,7 @@ DIAGNOSED_LINES = 400
 
 _EXIT_FILE_LOOKS = 10
 _EXIT_FILE_LOOK_S = 0.05
+_ATTACH_LOOK_S = 0.05
 
 Changed = Callable[["Supervisor"], None]
 
@@ -137,16 +138,19 @@ class Supervisor:
         """End the engine; :attr:`done` is set when nothing of it is left."""
         self._observe(StopAsked(reason, grace_s))
 
-    def attach(self) -> None:
+    def attach(self) -> bool:
         """Take hold of the processes, by what the shim wrote down of them; before anybody may ask for a stop.
 
-        The shim knows the exit status; should it be gone, the engine itself is watched. Blocking, for a moment.
+        The shim knows the exit status; should it be gone, the engine itself is watched. Whether the engine's pid is
+        known: a shim that is only just starting has not told it yet. Blocking, for a moment.
         """
         pids = records.pids(self.folder)
         if pids is None:
-            return
+            return False
         self.pid = pids.engine
-        self._grip = pids.grip()
+        if self._grip is None:
+            self._grip = pids.grip()
+        return self.pid is not None
 
     async def look(self, within_s: float) -> None:
         """Ask the engine once how it is; for one that was adopted, so that what is reported first is true already."""
@@ -171,6 +175,7 @@ class Supervisor:
 
     async def _watch_end(self) -> None:
         ended: Ended | None = None
+        await self._take_hold()
         while ended is None and self._grip is not None:
             await self._grip.wait()
             ended = await self._read_end()
@@ -189,6 +194,22 @@ class Supervisor:
         self.pid = None
         await self.tracking.clear(ended)
         self._observe(ended)
+
+    async def _take_hold(self) -> None:
+        """Wait for what the shim says of itself and its engine, for as long as it holds its folder and has not."""
+        known = self.attach()
+        while not known and await trio.to_thread.run_sync(records.is_held, self.folder):
+            had = self._grip
+            known = self.attach()
+            stopping = self.shard.state is ShardState.STOPPING and not self.shard.held
+            if had is None and self._grip is not None and stopping:
+                self._grip.terminate()  # it was asked for when nobody could be told yet
+            if known:
+                self._changed(self)
+            else:
+                await trio.sleep(_ATTACH_LOOK_S)
+        if not known:
+            self.attach()
 
     async def _read_end(self) -> Ended | None:
         """What the shim wrote down, which it does right before it ends; ``None`` when it could not."""

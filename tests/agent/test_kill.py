@@ -51,9 +51,7 @@ class Victims:
     process: subprocess.Popen[str]
     folder: Path
 
-    async def run(
-        self, place: Path, script: tuple[str, ...], point: Point, **engine: Any
-    ) -> Victim:
+    async def run(self, place: Path, script: tuple[str, ...], point: Point, **engine: Any) -> Victim:
         """One agent on this state folder; returns when it has ended."""
         victim = Victim(self.folder / uuid.uuid4().hex)
         task = {
@@ -252,9 +250,7 @@ def spread(points: tuple[Point, ...], kind: str, count: int, seed: int) -> list[
     return [found[rng.randrange(n * len(found) // count, (n + 1) * len(found) // count)] for n in range(count)]
 
 
-async def points_of(
-    victims: Victims, places: Path
-) -> tuple[tuple[Point, ...], tuple[Point, ...], tuple[Point, ...]]:
+async def points_of(victims: Victims, places: Path) -> tuple[tuple[Point, ...], tuple[Point, ...], tuple[Point, ...]]:
     """The points of a start, of a life and of an end, from agents that nobody kills."""
     place, nowhere = fresh(places), Point("none", 0)
     return tuple([(await victims.run(place, script, nowhere)).points() for script in (STARTS, LIVES, ENDS)])  # type: ignore[return-value]
@@ -296,7 +292,9 @@ async def test_an_agent_killed_at_every_point_of_a_life(victims: Victims, places
     named = [p for p in starts if p.kind != "step"]
     first = named + rng.choices([p for p in starts if p.kind == "step"], k=max(20, 140 - len(named)))
     marks = [p for p in ends if p.kind == "mark"]
-    last = (marks + rng.choices([p for p in ends if p.kind == "step"], k=max(20, len(first) - len(marks))))[: len(first)]
+    last = (marks + rng.choices([p for p in ends if p.kind == "step"], k=max(20, len(first) - len(marks))))[
+        : len(first)
+    ]
     last += rng.choices(ends, k=len(first) - len(last))
     rng.shuffle(last)
     middle = [p for p in goes_on if p.kind == "mark"] + spread(goes_on, "step", 40, 7)
