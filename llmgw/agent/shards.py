@@ -121,10 +121,10 @@ class Shards:
             since = record.since or record.started
             shard = adopted(record.state, record.model, record.profile.limits, now, since, record.rank)
             supervisor = self._add(folder, record, shard, adopted=True)
-            supervisor.attach()
-            if shard.state not in (ShardState.READY, ShardState.DRAINING):
+            if shard.state in (ShardState.STARTING, ShardState.LOADING):
                 # It may have become ready in the very moment in which the last agent died.
                 await supervisor.look(_FIRST_LOOK_S)
+            supervisor.attach()
             state = supervisor.shard.state
             self._log.info("adopted", shard=record.shard, generation=record.generation, state=state.value)
             assert self._nursery is not None
@@ -279,6 +279,8 @@ class Shards:
         self._changed(supervisor.report())
         if self._nursery is not None:
             self._nursery.start_soon(self._supervise, supervisor)
+        else:
+            supervisor.let_go()  # the agent has stopped meanwhile
 
     async def _launch(self, supervisor: Supervisor, env: dict[str, str]) -> None:
         """Write the record, then start the shim. Raises :class:`OperatorError`."""

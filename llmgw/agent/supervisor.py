@@ -171,7 +171,7 @@ class Supervisor:
                 await self.done.wait()
                 nursery.cancel_scope.cancel(reason="the shard has ended")
         finally:
-            self._let_go()
+            self.let_go()
 
     async def _watch_end(self) -> None:
         ended: Ended | None = None
@@ -179,7 +179,7 @@ class Supervisor:
         while ended is None and self._grip is not None:
             await self._grip.wait()
             ended = await self._read_end()
-            self._let_go()
+            self.let_go()
             if ended is None:
                 self.attach()
                 if self._grip is not None:
@@ -220,7 +220,8 @@ class Supervisor:
             await trio.sleep(_EXIT_FILE_LOOK_S)
         return None
 
-    def _let_go(self) -> None:
+    def let_go(self) -> None:
+        """Close what :meth:`attach` opened; the engine goes on."""
         if self._grip is not None:
             self._grip.close()
             self._grip = None
