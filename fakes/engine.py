@@ -46,7 +46,7 @@ class Behaviour:
 
     ``workers`` are children, ``escaped_worker`` one in a session of its own; ``daemon`` is nobody's child and ignores
     SIGTERM. ``listen`` is where the API listens whatever it was told, and ``listen_too`` are further addresses, each
-    with a port of its own.
+    with a port of its own. ``log_mib`` is so much output, in numbered lines of 1 KiB, before the weights are there.
     """
 
     start_s: float = 0.0
@@ -283,8 +283,8 @@ class Engine:
                 self._maybe_crash("load")
             if step < steps:
                 await trio.sleep(self.behaviour.load_s / steps)
-        for _ in range(self.behaviour.log_mib * 1024):
-            print("x" * 1023, flush=False)
+        for line in range(self.behaviour.log_mib * 1024):
+            print(f"{line:>1023}", flush=False)
         log("Loading weights took 0.01 seconds")
         if not self.behaviour.never_ready:
             self.loaded = True

@@ -92,16 +92,28 @@ class Shards:
         async with trio.open_nursery() as nursery:
             self._nursery = nursery
             try:
-                await trio.to_thread.run_sync(self._make_folder)
-                for folder in await trio.to_thread.run_sync(records.folders, self._folder):
-                    await self._take_over(folder)
+                await self._adopt()
                 task_status.started()
                 await trio.sleep_forever()
             finally:
                 self._nursery = None
 
+    async def _adopt(self) -> None:
+        """Take over what was left behind. Raises :class:`OperatorError`: rather no agent than one that does not see."""
+        try:
+            await trio.to_thread.run_sync(self._make_folder)
+            for folder in await trio.to_thread.run_sync(records.folders, self._folder):
+                await self._take_over(folder)
+        except OSError as failed:
+            where = failed.filename or self._folder
+            raise OperatorError(
+                str(where), f"cannot be used: {failed.strerror}", "check the disk and the limit of open files"
+            ) from failed
+
     def _make_folder(self) -> None:
         self._folder.mkdir(mode=0o700, exist_ok=True)
+        if self._folder.is_symlink():
+            raise OperatorError(str(self._folder), "is a symbolic link", "move what it names here")
 
     async def _take_over(self, folder: Path) -> None:
         """Adopt what runs, report what has ended, and drop what never was."""
@@ -277,6 +289,9 @@ class Shards:
                 raise
             self._log.warning("its shim takes long, and is waited for", shard=record.shard, reason=failed.reason)
         self._changed(supervisor.report())
+        self._watch(supervisor)
+
+    def _watch(self, supervisor: Supervisor) -> None:
         if self._nursery is not None:
             self._nursery.start_soon(self._supervise, supervisor)
         else:
@@ -373,11 +388,12 @@ class Shards:
         for port in range(self._config.port_first, self._config.port_last + 1):
             if port in taken:
                 continue
-            with socket.socket(family, socket.SOCK_STREAM) as trial:
-                try:
+            try:
+                with socket.socket(family, socket.SOCK_STREAM) as trial:
                     trial.bind((self._config.address, port))
-                except OSError:
-                    continue
+            except OSError as failed:
+                proctree.must_be_seen(failed)
+                continue
             return port
         raise OperatorError(
             f"ports {self._config.port_first}-{self._config.port_last}",

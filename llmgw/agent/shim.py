@@ -29,7 +29,8 @@ import time
 _PR_SET_CHILD_SUBREAPER = 36  # linux/prctl.h
 _LOOK_S, _LOOK_AT_LEAST_S = 0.25, 0.02
 _PART, _LAST_BYTES = 1024 * 1024, 64 * 1024
-_ROOM = 4096
+_BLOCK = _ROOM = 4096
+_COLLAPSE_RANGE = 0x08  # linux/falloc.h
 _GROUP_GRACE_S = 3.0
 _GIVE_UP_S = 20.0
 _TIDY_S = 1.0
@@ -221,11 +222,16 @@ class Log:
         self.size, self.seen_at = 0, time.monotonic()
 
     def look(self) -> float:
-        """Cut it if it is too long; in how many seconds to look again, which is sooner the faster it grows."""
+        """Cut it if it is too long, or long and the disk full; says in how many seconds to look again.
+
+        The faster it grows the sooner.
+        """
         with contextlib.suppress(OSError):
             size, now = os.fstat(self.file).st_size, time.monotonic()
             rate = max(0, size - self.size) / max(now - self.seen_at, 0.001)
-            if size > self.limit:
+            room = os.fstatvfs(self.file)
+            full = room.f_bavail * room.f_frsize < _LAST_BYTES and size > 2 * _LAST_BYTES
+            if size > self.limit or full:
                 self.cut()
                 size, now = 0, time.monotonic()
             self.size, self.seen_at = size, now
@@ -239,12 +245,16 @@ class Log:
             try:
                 with open("engine.log.1.new", "wb") as new:
                     old.seek(max(0, size - self.limit))
-                    # To its very end, as more is written meanwhile; what comes between last look and cut is lost.
+                    # To its very end, as more is written meanwhile.
                     while new.tell() < 2 * self.limit and (part := old.read(_PART)):
                         new.write(part)
                         new.flush()
+                    copied = old.tell()
+                    if self.drop(copied // _BLOCK * _BLOCK):
+                        new.truncate(new.tell() - copied % _BLOCK)
+                    else:
+                        os.ftruncate(self.file, 0)  # what came between the last look and this is lost
                 os.replace("engine.log.1.new", "engine.log.1")
-                os.ftruncate(self.file, 0)
             except OSError:
                 old.seek(max(0, size - _LAST_BYTES))
                 last = old.read(2 * _LAST_BYTES)
@@ -253,6 +263,11 @@ class Log:
                     os.unlink("engine.log.1.new")
                 with contextlib.suppress(OSError):
                     put("engine.log.1", last)
+
+    def drop(self, count: int) -> bool:
+        """Take so much off its beginning and leave what was written since; whether the file system can (ext4, XFS)."""
+        size = ctypes.c_int64
+        return bool(ctypes.CDLL(None).fallocate64(self.file, _COLLAPSE_RANGE, size(0), size(count)) == 0)
 
 
 def spawn(command: list[str], log: int) -> int:

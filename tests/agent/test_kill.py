@@ -290,7 +290,7 @@ async def test_an_agent_killed_at_every_point_of_a_life(victims: Victims, places
     print(f"\npoints: {len(starts)} of a start, {len(goes_on)} of a life, {len(ends)} of an end")
     rng = random.Random(20)
     named = [p for p in starts if p.kind != "step"]
-    first = named + rng.choices([p for p in starts if p.kind == "step"], k=max(20, 140 - len(named)))
+    first = named + rng.choices([p for p in starts if p.kind == "step"], k=max(40, 200 - len(named)))
     marks = [p for p in ends if p.kind == "mark"]
     last = (marks + rng.choices([p for p in ends if p.kind == "step"], k=max(20, len(first) - len(marks))))[
         : len(first)
