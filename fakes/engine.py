@@ -41,6 +41,9 @@ _MAX_BODY = 64 * 1024 * 1024
 class Behaviour:
     """What the engine does, in seconds and words.
 
+    ``hang`` is while it answers requests; ``hang_loading`` in the middle of loading, where it hears nothing any more,
+    SIGTERM neither. ``never_ready`` answers ``/health`` and never lists its model.
+
     ``crash`` is a moment: ``start``, ``load``, ``headers`` (after the response's head), ``stream`` (mid-stream, with
     vLLM's error event and its ``[DONE]``), or ``now`` by ctl. ``exit_code`` goes with it; 0 is as vLLM dies.
 
@@ -55,6 +58,7 @@ class Behaviour:
     first_token_s: float = 0.0
     never_ready: bool = False
     hang: bool = False
+    hang_loading: bool = False
     ignore_sigterm: bool = False
     workers: int = 0
     escaped_worker: bool = False
@@ -281,6 +285,8 @@ class Engine:
             print(f"Loading safetensors checkpoint shards: {percent:>3}% Completed | {step}/{steps}", flush=True)
             if step == steps // 2:
                 self._maybe_crash("load")
+                if self.behaviour.hang_loading:
+                    time.sleep(86400)  # noqa: ASYNC251 - no task may run any more
             if step < steps:
                 await trio.sleep(self.behaviour.load_s / steps)
         for line in range(self.behaviour.log_mib * 1024):

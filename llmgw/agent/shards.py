@@ -6,7 +6,7 @@ import os
 import secrets
 import shutil
 import socket
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import suppress
 from pathlib import Path
 
@@ -179,7 +179,7 @@ class Shards:
                 try:
                     await self._attend(supervisor)
                 except* OSError as failed:
-                    said = str(failed.exceptions[0])
+                    said = ", ".join(sorted({str(one) for one in _single(failed)}))
                     self._log.error("supervision failed; the engine goes on", shard=supervisor.record.shard, error=said)
                     await trio.sleep(_AGAIN_S)
         finally:
@@ -426,6 +426,14 @@ def _past(record: Record, end: records.End | None, found: Diagnosis | None, now:
     if found is not None:
         reason = f"{found.cause}; {reason}"
     return Shard(ShardState.FAILED, end.at if end is not None else now, reason, "", exit=code, diagnosis=found)
+
+
+def _single(failed: BaseExceptionGroup[OSError]) -> Iterator[OSError]:
+    for one in failed.exceptions:
+        if isinstance(one, BaseExceptionGroup):
+            yield from _single(one)
+        else:
+            yield one
 
 
 def _given_up(folder: Path) -> bool:

@@ -197,19 +197,20 @@ class Supervisor:
 
     async def _take_hold(self) -> None:
         """Wait for what the shim says of itself and its engine, for as long as it holds its folder and has not."""
-        known = self.attach()
+        known = self._hold()
         while not known and await trio.to_thread.run_sync(records.is_held, self.folder):
-            had = self._grip
-            known = self.attach()
-            stopping = self.shard.state is ShardState.STOPPING and not self.shard.held
-            if had is None and self._grip is not None and stopping:
-                self._grip.terminate()  # it was asked for when nobody could be told yet
-            if known:
+            await trio.sleep(_ATTACH_LOOK_S)
+            if known := self._hold():
                 self._changed(self)
-            else:
-                await trio.sleep(_ATTACH_LOOK_S)
         if not known:
-            self.attach()
+            self._hold()
+
+    def _hold(self) -> bool:
+        had = self._grip
+        known = self.attach()
+        if had is None and self._grip is not None and self.shard.state is ShardState.STOPPING and not self.shard.held:
+            self._grip.terminate()  # it was asked for when nobody could be told yet
+        return known
 
     async def _read_end(self) -> Ended | None:
         """What the shim wrote down, which it does right before it ends; ``None`` when it could not."""

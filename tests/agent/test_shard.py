@@ -278,6 +278,10 @@ def test_a_ready_shard_whose_health_fails_says_so_and_recovers() -> None:
 def test_adoption_keeps_what_serves_in_service() -> None:
     assert adopted(ShardState.READY, "m", LIMITS, 100, 5).since == 5
     assert adopted(ShardState.LOADING, "m", LIMITS, 100, 5).state is ShardState.STARTING
+    ending = adopted(ShardState.STOPPING, "m", LIMITS, 100, 5)
+    assert (ending.state, ending.since, ending.deadline) == (ShardState.STOPPING, 5, 100 + LIMITS.stop_s)
+    assert step(ending, Probed(True, True, ""), "m", LIMITS, 101) == (ending, ())
+    assert step(ending, Tick(), "m", LIMITS, 100 + LIMITS.stop_s)[1] == (Kill(),)
 
 
 observations = st.one_of(
