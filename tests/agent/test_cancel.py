@@ -12,12 +12,14 @@ import pytest
 import trio
 from attrs import define, evolve, frozen
 
-from llmgw.agent import records
+from fakes.machines import MACHINES, render
+from llmgw.agent import main, records
 from llmgw.agent.dispatch import Dispatch
 from llmgw.agent.epoch import Epoch, EpochFile
 from llmgw.agent.stop import stop_engines
 from llmgw.link.messages import DrainShard, ForgetShard, ShardCommand, StopShard
 from llmgw.scheduler.state import ShardState
+from llmgw.settings.daemon import Discovery, GpuSource
 from tests.agent.test_shards import INVENTORY, Node, alive, config, marked, running, start, within_5_s
 from tests.sweep import CancelAt, Injection, sweep
 
@@ -199,6 +201,22 @@ def kills(folder: Path, stride: int) -> Tried:
     return stops(folder, stride, STUBBORN, 0.0)
 
 
+def whole(folder: Path, stride: int) -> Tried:
+    """All that an agent is: signals, hardware, link, and an engine that it adopts; its control plane is not there."""
+    place, machine = Place(folder), folder.parent / "machine"
+    pid = trio.run(partial(launched, place, S.READY))
+    render(MACHINES["l40s-2"], machine)
+    settings = evolve(config(folder), discovery=Discovery(GpuSource.NVML, str(machine), interval_s=1000))
+
+    async def scenario() -> None:
+        with trio.move_on_after(2 * LIFE_S):
+            await main._main(settings)
+
+    return sweep(
+        scenario, after=partial(place.goes_on, pid, S.READY), within_s=WITHIN_S, stride=stride, real_clock=True
+    )
+
+
 PHASES: dict[str, tuple[Phase, int]] = {
     "start": (starts, 25),
     "loading": (loads, 70),
@@ -206,6 +224,7 @@ PHASES: dict[str, tuple[Phase, int]] = {
     "drain": (drains, 70),
     "stop": (stops, 90),
     "kill": (kills, 130),
+    "agent": (whole, 130),
 }
 """The parts of a life, each with the stride of the usual suite. A part that is new is one line here."""
 
