@@ -198,6 +198,7 @@ class Shards:
             await supervisor.moved.wait()
             supervisor.moved = trio.Event()
             await self._write_down(supervisor)
+            supervisor.written()
 
     async def _write_down(self, supervisor: Supervisor) -> None:
         try:

@@ -57,7 +57,8 @@ Changed = Callable[["Supervisor"], None]
 class Supervisor:
     """A launched engine and what is known of it. ``changed`` is called at every change worth reporting.
 
-    ``moved`` is set when the state is another one; whoever writes that down puts a new event in its place. ``settled``
+    ``moved`` is set when the record is to be written; who does puts a new event in its place, and says when it is
+    ``written``. ``settled``
     is set when the end is written down and nobody touches the folder any more. ``load`` is what the engine said last of
     its work.
     """
@@ -87,6 +88,7 @@ class Supervisor:
         self._clock = clock
         self._adopted = adopted
         self._grip: Grip | None = None
+        self._to_end = False
         self.tracking = Tracking(
             folder, record, shard.state, self._observe, lambda: changed(self), hardware=hardware, proc=proc
         )
@@ -152,6 +154,12 @@ class Supervisor:
             self._grip = pids.grip()
         return self.pid is not None
 
+    def written(self) -> None:
+        """The record is on the disk as it is, or cannot be: what waited for that is done."""
+        if self._to_end and self._grip is not None:
+            self._to_end = False
+            self._grip.terminate()
+
     async def look(self, within_s: float) -> None:
         """Ask the engine once how it is; for one that was adopted, so that what is reported first is true already."""
         if self.record.rank > 0:
@@ -181,7 +189,7 @@ class Supervisor:
             ended = await self._read_end()
             self.let_go()
             if ended is None:
-                self.attach()
+                self._hold()
                 if self._grip is not None:
                     self._log.warning("the shim is gone; the engine goes on, and is watched itself")
         if ended is None:
@@ -208,8 +216,8 @@ class Supervisor:
     def _hold(self) -> bool:
         had = self._grip
         known = self.attach()
-        if had is None and self._grip is not None and self.shard.state is ShardState.STOPPING and not self.shard.held:
-            self._grip.terminate()  # it was asked for when nobody could be told yet
+        if had is None and self._to_end:
+            self.moved.set()  # it was asked for when nobody could be told yet
         return known
 
     async def _read_end(self) -> Ended | None:
@@ -280,8 +288,10 @@ class Supervisor:
 
     def _act(self, action: Action) -> None:
         match action:
-            case Terminate() if self._grip is not None:
-                self._grip.terminate()
+            case Terminate():
+                # Written down first, so that an end that was asked for is known as one even if this agent dies now.
+                self._to_end = True
+                self.moved.set()
             case Kill() if self._grip is not None:
                 self._log.warning("killing the engine and everything it started")
                 self._grip.kill()

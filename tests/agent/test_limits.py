@@ -151,6 +151,8 @@ async def flood(folder: Path, mib: int) -> tuple[float, int, int, int]:
     seen: set[int] = set()
     async with running(config(folder)) as node:
         command = start(log_mib=mib)
+        limits = evolve(command.profile.limits, start_s=600, load_s=600)
+        command = evolve(command, profile=evolve(command.profile, limits=limits))
         await node.shards.start(command, INVENTORY)
         began = trio.current_time()
         with trio.fail_after(30 + mib / 50):
