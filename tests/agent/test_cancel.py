@@ -218,7 +218,7 @@ def whole(folder: Path, stride: int) -> Tried:
 
 
 PHASES: dict[str, tuple[Phase, int]] = {
-    "start": (starts, 25),
+    "start": (starts, 9),
     "loading": (loads, 70),
     "serving": (serves, 70),
     "drain": (drains, 70),

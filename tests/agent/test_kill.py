@@ -18,7 +18,7 @@ import pytest
 import trio
 from attrs import define, frozen
 
-from llmgw.agent import records
+from llmgw.agent import proctree, records
 from llmgw.agent.dispatch import Dispatch
 from llmgw.agent.epoch import Epoch, EpochFile
 from llmgw.agent.stop import stop_engines
@@ -122,14 +122,18 @@ def places(tmp_path: Path) -> Iterator[Path]:
 
 
 def engines_of(place: Path) -> set[int | None]:
-    """Every living process that an engine's command line names and that works below this state folder."""
-    found: set[int | None] = set()
+    """Every living process that an engine's command line names and that works below this state folder.
+
+    What an engine forks has its command line until it runs something else, and is no engine.
+    """
+    found: dict[int, int] = {}
     for entry in Path("/proc").iterdir():
         with suppress(OSError):
             line = (entry / "cmdline").read_bytes()
             if b"engine.py" in line and b"shim.py" not in line and os.readlink(entry / "cwd").startswith(str(place)):
-                found |= {int(entry.name)} if alive(int(entry.name)) else set()
-    return found
+                now = proctree.stat(int(entry.name))
+                found |= {} if now is None else {int(entry.name): now.parent}
+    return {pid for pid, parent in found.items() if parent not in found}
 
 
 def fresh(places: Path) -> Path:
