@@ -42,12 +42,15 @@ _MAX_BODY = 64 * 1024 * 1024
 class Behaviour:
     """What the engine does, in seconds and words.
 
+    ``hang`` is while it answers requests; ``hang_loading`` in the middle of loading, where it hears nothing any more,
+    SIGTERM neither. ``never_ready`` answers ``/health`` and never lists its model.
+
     ``crash`` is a moment: ``start``, ``load``, ``headers`` (after the response's head), ``stream`` (mid-stream, with
     vLLM's error event and its ``[DONE]``), or ``now`` by ctl. ``exit_code`` goes with it; 0 is as vLLM dies.
 
     ``workers`` are children, ``escaped_worker`` one in a session of its own; ``daemon`` is nobody's child and ignores
     SIGTERM. ``listen`` is where the API listens whatever it was told, and ``listen_too`` are further addresses, each
-    with a port of its own.
+    with a port of its own. ``log_mib`` is so much output, in numbered lines of 1 KiB, before the weights are there.
     """
 
     start_s: float = 0.0
@@ -56,6 +59,7 @@ class Behaviour:
     first_token_s: float = 0.0
     never_ready: bool = False
     hang: bool = False
+    hang_loading: bool = False
     ignore_sigterm: bool = False
     workers: int = 0
     escaped_worker: bool = False
@@ -290,10 +294,12 @@ class Engine:
             print(f"Loading safetensors checkpoint shards: {percent:>3}% Completed | {step}/{steps}", flush=True)
             if step == steps // 2:
                 self._maybe_crash("load")
+                if self.behaviour.hang_loading:
+                    time.sleep(86400)  # noqa: ASYNC251 - no task may run any more
             if step < steps:
                 await trio.sleep(self.behaviour.load_s / steps)
-        for _ in range(self.behaviour.log_mib * 1024):
-            print("x" * 1023, flush=False)
+        for line in range(self.behaviour.log_mib * 1024):
+            print(f"{line:>1023}", flush=False)
         log("Loading weights took 0.01 seconds")
         if not self.behaviour.never_ready:
             self.loaded = True

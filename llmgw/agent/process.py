@@ -13,7 +13,7 @@ import trio
 from attrs import frozen
 
 from llmgw.agent import shim
-from llmgw.agent.proctree import stat
+from llmgw.agent.proctree import must_be_seen, stat
 from llmgw.errors import OperatorError
 
 LOG_BYTES = 16 * 1024 * 1024
@@ -62,9 +62,15 @@ class Handle:
         """A handle on this very process, or ``None`` when it is not there any more."""
         try:
             fd = os.pidfd_open(known.pid)
-        except OSError:
+        except OSError as failed:
+            must_be_seen(failed)
             return None
-        if start_time(known.pid) != known.start:
+        try:
+            same = start_time(known.pid) == known.start
+        except OSError:
+            os.close(fd)
+            raise
+        if not same:
             os.close(fd)
             return None
         return Handle(known, fd)
@@ -170,7 +176,10 @@ async def spawn(
             raise OperatorError(str(folder), f"the shim cannot be started: {failed.strerror}") from failed
         if done.returncode == 0:
             return
-        said = done.stderr.decode(errors="replace").strip()[-300:]
+        said = done.stderr.decode(errors="replace").strip()
+        if said.startswith("! "):
+            raise OperatorError(str(folder), said[2:].removeprefix(f"{folder} "), "check the disk")
+        said = said[-300:]
         raise OperatorError(str(folder), f"the shim failed ({said or f'exit code {done.returncode}'})")
     raise OperatorError(
         str(folder), f"the shim did not come up within {_START_S:g} s", "look at the node's load and disk"

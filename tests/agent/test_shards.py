@@ -9,7 +9,7 @@ import subprocess
 import sys
 import time
 from collections.abc import AsyncIterator, Callable, Iterator
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -25,7 +25,7 @@ from llmgw.cli.demo_files import fakes_dir, free_ports
 from llmgw.errors import OperatorError
 from llmgw.hardware.inventory import AdapterKind, Device, Fabric, FabricPort, Fault, Host, Inventory, MigInstance
 from llmgw.link.messages import StartShard
-from llmgw.scheduler.state import ShardReport, ShardState
+from llmgw.scheduler.state import Exit, ShardReport, ShardState
 from llmgw.settings.catalog import EngineKind, Limits, Profile
 from llmgw.settings.daemon import Address, AgentConfig, EngineInstall, TlsFiles
 
@@ -111,16 +111,6 @@ def marked(folder: Path) -> list[int]:
             if str(folder).encode() in line and alive(int(entry.name)):
                 found.append(int(entry.name))
     return found
-
-
-def engines_of(folder: Path) -> set[int | None]:
-    """Every fake engine that was started from this state folder; shims name the engine's command as well."""
-    return {
-        pid
-        for pid in marked(fakes_dir())
-        if Path(f"/proc/{pid}/cwd").resolve().is_relative_to(folder)
-        and b"shim.py" not in Path(f"/proc/{pid}/cmdline").read_bytes()
-    }
 
 
 def within_5_s(done: Callable[[], bool]) -> bool:
@@ -307,6 +297,60 @@ async def test_engines_without_agent_and_shim_can_be_stopped_too(folder: Path) -
     assert alive(pid)
     assert stop_engines(folder, 2.0) == ("m-1.0-g1",)
     assert not alive(pid)
+
+
+async def test_one_that_is_being_ended_is_not_ready_again_for_the_next_agent(folder: Path) -> None:
+    settings = config(folder)
+    async with running(settings) as node:
+        await node.shards.start(start(ignore_sigterm=True), INVENTORY)
+        pid = (await node.until(S.READY)).pid
+        node.get().stop("enough", 60)
+        with trio.fail_after(5):
+            while records.read(folder / "shards/m-1.0-g1").state is not S.STOPPING:
+                await trio.sleep(0.01)
+    async with running(settings) as node:
+        said = node.get().report()
+        assert (said.state, said.pid, said.endpoint) == (S.STOPPING, pid, None), "it answers, and is not to be asked"
+        stopped = await node.until(S.STOPPED)
+        assert stopped.reason == "adopted while it was being ended; killed by signal 9"
+
+
+async def test_a_shim_that_has_not_spoken_yet_is_waited_for(folder: Path) -> None:
+    """The last agent died while the shim was starting: it holds its folder, and says who it is a moment later."""
+    settings = config(folder)
+    place = folder / "shards/m-1.0-g1"
+    async with running(settings) as node:
+        await node.shards.start(start(), INVENTORY)
+        pid = (await node.until(S.READY)).pid
+    said = (place / "shim.json").read_bytes()
+    (place / "shim.json").unlink()
+    async with running(settings) as node:
+        with trio.move_on_after(1):
+            await node.get().done.wait()
+        assert (node.get().shard.state.ended, node.get().pid) == (False, None)
+        node.get().stop("enough", 60)
+        (place / "shim.json").write_bytes(said)
+        stopped = await node.until_ended()
+        assert (stopped.state, stopped.exit, alive(pid)) == (S.STOPPED, Exit(0), False), "it was told then"
+    assert pid in [report.pid for report in node.said]
+
+
+async def test_a_shim_of_an_earlier_launch_never_starts_in_a_folder_that_is_used_again(folder: Path) -> None:
+    async with running(config(folder)) as node:
+        await node.shards.start(start(), INVENTORY)
+        await node.until(S.READY)
+        node.get().stop("enough", 1)
+        await node.until_ended()
+    place = folder / "shards/m-1.0-g1"
+    for launch, started in (("an earlier one", False), (records.read(place).launch, True)):
+        mark = folder.parent / launch
+        with suppress(OperatorError):
+            env = {**os.environ, "LLMGW_LAUNCH": launch}
+            await process.spawn(place, ("/bin/sh", "-c", f"echo > '{mark}'"), env)
+        with trio.move_on_after(5 if started else 0):
+            while not mark.exists():
+                await trio.sleep(0.01)
+        assert mark.exists() is started
 
 
 async def test_what_ended_without_an_agent_is_reported(folder: Path) -> None:
@@ -555,59 +599,6 @@ async def test_the_log_is_bounded(folder: Path, monkeypatch: pytest.MonkeyPatch)
                 await trio.sleep(0.05)
         assert logs.tail(place), "what is left is still readable"
         assert b"\0" not in (place / "engine.log").read_bytes()
-
-
-CRASHER = """
-import sys, trio, os, signal
-from pathlib import Path
-from tests.agent.test_shards import INVENTORY, config, start
-from llmgw.agent.shards import Shards
-import time
-
-class Crash(trio.abc.Instrument):
-    def __init__(self, n): self.left = n
-    def after_task_step(self, task):
-        self.left -= 1
-        if self.left == 0:
-            os.kill(os.getpid(), signal.SIGKILL)
-
-async def main():
-    shards = Shards(config(Path(sys.argv[1])), lambda report: None, time.time)
-    async with trio.open_nursery() as nursery:
-        await nursery.start(shards.run)
-        trio.lowlevel.add_instrument(Crash(int(sys.argv[2])))
-        await shards.start(start(), INVENTORY)
-        await trio.sleep(0.5)
-        nursery.cancel_scope.cancel()
-    print("whole", flush=True)
-
-trio.run(main)
-"""
-
-
-async def test_an_agent_killed_anywhere_in_a_start_leaves_no_engine_unknown(folder: Path) -> None:
-    environment = {**os.environ, "PYTHONPATH": str(Path(__file__).resolve().parents[2])}
-    settings = config(folder)
-    for n in (1, 2, 3, 4, 5, 6, 7, 8, 10, 12, 15):
-        done = subprocess.run(
-            [sys.executable, "-c", CRASHER, str(folder), str(n)],
-            env=environment, capture_output=True, text=True, timeout=30, check=False,
-        )  # fmt: skip
-        assert done.returncode in (0, -signal.SIGKILL), done.stderr
-        async with running(settings) as node:
-            # A shim that was only just starting finds its launch given up, or is adopted; give it the time to.
-            with trio.fail_after(5):
-                while True:
-                    known = {s.pid for s in node.shards.alive()}
-                    if engines_of(folder) <= known:
-                        break
-                    await trio.sleep(0.02)
-            for supervisor in list(node.shards.alive()):
-                supervisor.stop("next round", 0.5)
-                await supervisor.done.wait()
-            for report in node.shards.reports():
-                await node.shards.forget(report.shard, report.generation)
-        assert within_5_s(lambda: marked(folder) == [])
 
 
 async def test_the_device_that_is_meant_is_told_by_its_uuid(folder: Path) -> None:
