@@ -14,13 +14,14 @@ from attrs import evolve
 from llmgw.agent import logs, records
 from llmgw.agent.hardware import Hardware
 from llmgw.agent.probe import probe, work_of
-from llmgw.agent.process import Grip
+from llmgw.agent.process import Grip, Handle, Known
 from llmgw.agent.proctree import PROC
 from llmgw.agent.records import Record
 from llmgw.agent.shard import (
     Action,
     DrainAsked,
     Ended,
+    Gone,
     KeepStacks,
     Kill,
     KillRemains,
@@ -89,6 +90,7 @@ class Supervisor:
         self._adopted = adopted
         self._grip: Grip | None = None
         self._to_end = False
+        self._engine: Known | None = None
         self.tracking = Tracking(
             folder, record, shard.state, self._observe, lambda: changed(self), hardware=hardware, proc=proc
         )
@@ -152,6 +154,8 @@ class Supervisor:
         self.pid = pids.engine
         if self._grip is None:
             self._grip = pids.grip()
+        if pids.engine is not None and pids.engine_start is not None:
+            self._engine = Known(pids.engine, pids.engine_start)
         return self.pid is not None
 
     def written(self) -> None:
@@ -172,6 +176,7 @@ class Supervisor:
         try:
             async with trio.open_nursery() as nursery:
                 nursery.start_soon(self._watch_end)
+                nursery.start_soon(self._watch_first)
                 nursery.start_soon(self._watch_log)
                 nursery.start_soon(self._watch_health)
                 nursery.start_soon(self._watch_clock)
@@ -219,6 +224,18 @@ class Supervisor:
         if had is None and self._to_end:
             self.moved.set()  # it was asked for when nobody could be told yet
         return known
+
+    async def _watch_first(self) -> None:
+        """Its shim ends only after all that it started, which takes seconds; it serves nobody from now on."""
+        if self._engine is None:
+            return
+        handle = Handle.open(self._engine)
+        if handle is not None:
+            try:
+                await handle.wait()
+            finally:
+                handle.close()
+        self._observe(Gone())
 
     async def _read_end(self) -> Ended | None:
         """What the shim wrote down, which it does right before it ends; ``None`` when it could not."""
@@ -279,9 +296,11 @@ class Supervisor:
             return
         if self.shard.state is not before.state:
             self._log.info("shard", state=self.shard.state.value, reason=self.shard.reason)
-            self.record = evolve(self.record, state=self.shard.state, since=self.shard.since)
             self.tracking.became(self.shard.state)
-            self.moved.set()
+            # A successor that reads ``stopping`` takes the end for one that was asked for.
+            if self.shard.ended_while is None:
+                self.record = evolve(self.record, state=self.shard.state, since=self.shard.since)
+                self.moved.set()
         if self.shard.state.ended:
             self.done.set()
         self._changed(self)

@@ -29,6 +29,10 @@ def _served(replica: Replica, state: ClusterState) -> Endpoint | None:
     node = state.node(head.node)
     if node is None:
         return None
+    # Rank 0 goes on answering, and hangs with the first request, when another rank is gone.
+    others = (state.report(shard, replica.generation) for shard in replica.shards[1:])
+    if any(r is not None and (r.state is ShardState.STOPPING or r.state.ended) for r in others):
+        return None
     for report in node.reports:
         if report.shard == head.shard and report.generation == replica.generation:
             if report.state not in (ShardState.READY, ShardState.DRAINING):

@@ -212,6 +212,22 @@ async def test_workers_end_with_their_engine(folder: Path, how: str) -> None:
         assert trio.current_time() - began < 2, "it is asked to end at once, and killed only if it does not"
 
 
+async def test_an_engine_whose_first_process_is_gone_is_said_so_before_its_workers_are(folder: Path) -> None:
+    async with running(config(folder)) as node:
+        await node.shards.start(start(daemon=True), INVENTORY)
+        ready = await node.until(S.READY)
+        assert ready.pid is not None
+        os.kill(ready.pid, signal.SIGKILL)
+        going = await node.until(S.STOPPING)
+        assert going.reason == "the engine ended without being asked while ready"
+        assert going.endpoint is None
+        record = json.loads((node.get().folder / "record.json").read_text())
+        assert record["state"] == "ready", "who reads it must not take the end for one that was asked for"
+        failed = await node.until_ended()
+        assert (failed.state, failed.exit) == (S.FAILED, Exit(signal=9))
+        assert "killed by signal 9" in failed.reason
+
+
 HOARDER = """
 import signal, time
 from multiprocessing.shared_memory import SharedMemory

@@ -3,7 +3,7 @@ from __future__ import annotations
 from attrs import evolve
 
 from llmgw.router.table import Table
-from llmgw.scheduler.state import ClusterState, Goal, NodeState, Replica, ShardState
+from llmgw.scheduler.state import Assignment, ClusterState, Goal, NodeState, Replica, ShardState
 from llmgw.server.registry import table
 from llmgw.settings.catalog import Model
 from llmgw.settings.document import Settings
@@ -44,6 +44,17 @@ def test_reports_of_an_earlier_start_are_not_routed() -> None:
     again = row(generation=2)
     state = cluster((node(reports=(report(again, ShardState.READY, generation=1),)),), (model(),), (again,))
     assert endpoints(state) == []
+
+
+def test_a_replica_of_which_a_rank_is_going_gets_nothing_although_rank_0_answers() -> None:
+    places = (Assignment("m-1.0", 0, "n1", (0,)), Assignment("m-1.1", 1, "n2", (0,)))
+    both = row(shards=places)
+    for state, wanted in ((ShardState.READY, [("m-1.0", False)]), (ShardState.STOPPING, []), (ShardState.FAILED, [])):
+        nodes = (
+            node(reports=(report(both, ShardState.READY),)),
+            node("n2", reports=(report(both, state, rank=1),)),
+        )
+        assert endpoints(cluster(nodes, (model(),), (both,))) == wanted
 
 
 def test_versions_go_up_only_when_something_changed() -> None:
