@@ -53,10 +53,10 @@ class Shard:
     ``deadline`` is when the present state has taken too long: while loading that moves on with every step that was
     not seen before, and ``phases`` are those that were; ``read`` is the most that was seen read from disk. In a ready
     engine ``idle_since`` says since when requests run and ``work`` does not grow. ``doomed`` is the reason of a failure
-    whose engine is still being ended, ``held`` says that SIGTERM waits for its stacks to be written, and ``fate`` is
-    what the shard becomes once nothing is left of an engine that has ended; ``left`` says what still is.
-    ``ended_while`` is the state in which its first process ended, when nobody had asked for that. A ``rank``
-    above 0 serves nothing itself: its log says that it has loaded, and the time that all of them may take is rank 0's.
+    whose engine is still being ended, ``held`` says that SIGTERM is yet to be sent, once its stacks are written, and
+    ``fate`` is what the shard becomes once nothing is left of an engine that has ended; ``left`` says what still is.
+    ``ended_while`` is the state in which its first process ended, when nobody had asked for that. A ``rank`` above 0
+    serves nothing itself: its log says that it has loaded, and the time that all of them may take is rank 0's.
     """
 
     state: ShardState
@@ -240,7 +240,14 @@ def begin(model: str, limits: Limits, now: float, rank: int = 0) -> Shard:
 
 
 def adopted(state: ShardState, model: str, limits: Limits, now: float, since: float, rank: int = 0) -> Shard:
-    """A shard that an earlier agent started: it keeps its state until a probe says otherwise."""
+    """A shard that an earlier agent started: it keeps its state until a probe says otherwise.
+
+    One that was being ended goes on ending: whoever answers still is not to be sent requests. It is told again, as the
+    last agent may have died before it told it.
+    """
+    if state is _S.STOPPING:
+        reason = "adopted while it was being ended"
+        return Shard(state, since, reason, "SIGTERM is sent again", deadline=now, held=True, rank=rank)
     if state in (_S.READY, _S.DRAINING):
         return evolve(_ready(model, since), state=state, reason="adopted, serving", rank=rank)
     begun = begin(model, limits, now, rank)

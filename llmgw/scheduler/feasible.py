@@ -13,7 +13,7 @@ from llmgw.hardware.inventory import Device
 from llmgw.scheduler.explain import Refusal
 from llmgw.scheduler.state import Node, NodeState
 from llmgw.settings.catalog import EngineKind, PlacementRules, Profile
-from llmgw.settings.profile_rules import fp8, is_mig
+from llmgw.settings.profile_rules import is_mig, quantized
 
 
 @frozen
@@ -21,6 +21,7 @@ class Need:
     """What one shard asks of a node: profiles with the same need have the same places.
 
     ``together`` says that the devices of a group should be of one NVLink domain, ``nodes`` how many nodes take part.
+    ``least_mib`` is how much memory a device of a class must have, where not all of that class have as much.
     """
 
     engine: EngineKind
@@ -32,20 +33,22 @@ class Need:
     quantization: str | None
     labels: tuple[tuple[str, str], ...]
     tolerate: frozenset[str]
+    least_mib: tuple[tuple[str, int], ...] = ()
 
 
-def need_of(profile: Profile, rules: PlacementRules) -> Need:
+def need_of(profile: Profile, rules: PlacementRules, least_mib: tuple[tuple[str, int], ...] = ()) -> Need:
     """The need of a profile's shards."""
     return Need(
         engine=profile.engine,
         classes=profile.device_class,
         gpus=profile.gpus,
         nodes=profile.nodes,
-        together=profile.tp > 1,
+        together=profile.tp > 1 or (profile.dp > 1 and profile.expert_parallel),
         memory_gib=profile.memory_gib,
         quantization=profile.quantization,
         labels=tuple(sorted(rules.nodes.items())),
         tolerate=frozenset(rules.tolerate),
+        least_mib=least_mib,
     )
 
 
@@ -167,9 +170,12 @@ def _against(need: Need, device: Device, view: NodeView) -> str | None:
         return held.reason
     if need.memory_gib is not None and device.total_mib is not None and device.total_mib < need.memory_gib * 1024:
         return f"{device.label} has {device.total_mib / 1024:.1f} GiB, {need.memory_gib:g} GiB are needed"
+    for name, least_mib in need.least_mib:
+        if name == device.device_class and device.total_mib is not None and device.total_mib < least_mib:
+            return f"{device.label} has {device.total_mib} MiB, {least_mib} are needed"
     if need.quantization is not None:
         capability = device.compute_capability or compute_capability(device.device_class)
-        for _path, problem, _hint in fp8(need.quantization, {device.label: capability}):
+        for _path, problem, _hint in quantized(need.engine, need.quantization, {device.label: capability}):
             return problem
     return None
 

@@ -302,6 +302,12 @@ def test_a_ready_shard_whose_health_fails_says_so_and_recovers() -> None:
 def test_adoption_keeps_what_serves_in_service() -> None:
     assert adopted(ShardState.READY, "m", LIMITS, 100, 5).since == 5
     assert adopted(ShardState.LOADING, "m", LIMITS, 100, 5).state is ShardState.STARTING
+    ending = adopted(ShardState.STOPPING, "m", LIMITS, 100, 5)
+    assert (ending.state, ending.since) == (ShardState.STOPPING, 5)
+    assert step(ending, Probed(True, True, ""), "m", LIMITS, 100) == (ending, ())
+    ending, told = step(ending, Tick(), "m", LIMITS, 100)
+    assert (told, ending.deadline) == ((Terminate(),), 100 + LIMITS.stop_s)
+    assert step(ending, Tick(), "m", LIMITS, 100 + LIMITS.stop_s)[1] == (Kill(),)
 
 
 observations = st.one_of(
