@@ -29,6 +29,10 @@ class Brake:
         )
 
 
+HELD = "the brake is on: nothing is replaced until it is back, or llmgw ctl brake release confirms that it is gone"
+"""What happens next to a silent node, and to what runs there, under the brake."""
+
+
 def brake(nodes: Iterable[Node], liveness: Liveness, released: float) -> Brake | None:
     """Whether more nodes than may be are silent since one window of time. Those silent at ``released`` do not count."""
     everyone = list(nodes)

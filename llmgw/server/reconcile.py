@@ -178,8 +178,8 @@ class Reconciler:
 
     def _publish(self, now: float) -> None:
         state = self._cluster.state(now)
-        reasons = {view.name: view.reason for view in model_views(state, self._cluster.unplaced, now)}
-        new = table(self._cluster.settings, state, reasons, self._created, self._table)
+        views = {view.name: view for view in model_views(state, self._cluster.unplaced, now)}
+        new = table(self._cluster.settings, state, views, self._created, self._table)
         if new is not self._table:
             self._table = new
             self._push(new)

@@ -7,6 +7,7 @@ from urllib.parse import urlsplit
 
 from llmgw.router.table import Endpoint, Route, Table
 from llmgw.scheduler.state import ClusterState, Goal, NodeState, Replica, ShardReport, ShardState
+from llmgw.scheduler.summary import ModelView
 from llmgw.settings.document import Settings
 
 
@@ -27,27 +28,32 @@ def _served(replica: Replica, state: ClusterState) -> Endpoint | None:
     """
     head = replica.shards[0]
     node = state.node(head.node)
-    if node is None:
+    report = state.report(head, replica.generation)
+    if node is None or report is None or report.state not in (ShardState.READY, ShardState.DRAINING):
         return None
-    for report in node.reports:
-        if report.shard == head.shard and report.generation == replica.generation:
-            if report.state not in (ShardState.READY, ShardState.DRAINING):
-                return None
-            going = replica.goal is not Goal.RUN and node.state is NodeState.CONNECTED
-            return _endpoint(report, draining=going or report.state is ShardState.DRAINING)
-    return None
+    going = replica.goal is not Goal.RUN and node.state is NodeState.CONNECTED
+    return _endpoint(report, draining=going or report.state is ShardState.DRAINING)
 
 
-def routes(settings: Settings, state: ClusterState, reasons: Mapping[str, str], created: int) -> tuple[Route, ...]:
-    """A route a model, in the catalog's order; ``reasons`` says of each model why nothing of it may be ready."""
+def routes(settings: Settings, state: ClusterState, views: Mapping[str, ModelView], created: int) -> tuple[Route, ...]:
+    """A route a model, in the catalog's order; ``views`` says how each is. Of that only what any user may see."""
+    rows: dict[str, list[Replica]] = {}
+    for row in state.replicas:
+        if row.shards:
+            rows.setdefault(row.model, []).append(row)
     made = []
     for model in settings.models:
+        view = views.get(model.name)
         if model.endpoints:
+            count = len(model.endpoints)
             endpoints = tuple(_static(url) for url in model.endpoints)
+            made.append(Route(model.name, endpoints, "is served elsewhere", created, "static", None, count))
+            continue
+        endpoints = tuple(e for r in rows.get(model.name, ()) if (e := _served(r, state)) is not None)
+        if view is None:
+            made.append(Route(model.name, endpoints, "", created))
         else:
-            replicas = (r for r in state.replicas if r.model == model.name and r.shards)
-            endpoints = tuple(e for r in replicas if (e := _served(r, state)) is not None)
-        made.append(Route(model.name, endpoints, reasons.get(model.name, ""), created))
+            made.append(Route(model.name, endpoints, view.public, created, view.state, view.ready, view.wanted))
     return tuple(made)
 
 
@@ -56,7 +62,9 @@ def _static(url: str) -> Endpoint:
     return Endpoint(id=url, host=parts.hostname or "", port=parts.port or 80)
 
 
-def table(settings: Settings, state: ClusterState, reasons: Mapping[str, str], created: int, before: Table) -> Table:
+def table(
+    settings: Settings, state: ClusterState, views: Mapping[str, ModelView], created: int, before: Table
+) -> Table:
     """The table to push: ``before`` itself when nothing in it changed, else one with the next version."""
-    new = Table(before.version, routes(settings, state, reasons, created), settings.router)
+    new = Table(before.version, routes(settings, state, views, created), settings.router)
     return before if new == before else Table(before.version + 1, new.routes, new.settings)

@@ -145,7 +145,7 @@ async def test_the_openai_client(folder: Path) -> None:
                     await trio.sleep(0.02)
         async with control(folder, port) as worker:
             endpoint = Endpoint("m-1.0", "127.0.0.1", engine_port, "sk-engine")
-            worker.push(Table(1, (Route("org/m", (endpoint,)), Route("down", (), "m-2 is loading"))))
+            worker.push(Table(1, (Route("org/m", (endpoint,)), Route("down", (), "is loading"))))
             await trio.to_thread.run_sync(use_client, port)
             counted = await answers(port, "/metrics")
             assert b'llmgw_router_tokens_total{kind="completion",model="org/m"}' in counted
@@ -177,7 +177,7 @@ def use_client(port: int) -> None:
     assert len(client.embeddings.create(model="org/m", input=["a", "b"]).data) == 2
     with pytest.raises(openai.NotFoundError, match="does not exist"):
         client.chat.completions.create(model="nope", messages=[])
-    with pytest.raises(openai.InternalServerError, match="No replica of down is ready: m-2 is loading"):
+    with pytest.raises(openai.InternalServerError, match="No replica of down is ready: it is loading"):
         client.chat.completions.create(model="down", messages=[])
     with pytest.raises(openai.BadRequestError):
         client.completions.create(model="org/m", prompt="x", max_tokens=0.5)  # type: ignore[arg-type]

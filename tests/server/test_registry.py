@@ -2,18 +2,20 @@ from __future__ import annotations
 
 from attrs import evolve
 
-from llmgw.router.table import Table
+from llmgw.router.table import Route, Table
 from llmgw.scheduler.state import ClusterState, Goal, NodeState, Replica, ShardState
+from llmgw.scheduler.summary import ModelView
 from llmgw.server.registry import table
 from llmgw.settings.catalog import Model
 from llmgw.settings.document import Settings
-from tests.scheduler.clusters import cluster, model, node, report, row
+from tests.scheduler.clusters import NOW, cluster, model, node, report, row
 
+LOADING = ModelView("m", 2, 0, "loading", "m-1: rank 1 on n1: loading", NOW, "ready soon", "is loading")
 SETTINGS = Settings(models=(model(), Model("elsewhere", endpoints=("http://10.0.0.9:8000",))))
 
 
 def endpoints(state: ClusterState) -> list[tuple[str, bool]]:
-    made = table(SETTINGS, state, {"m": "why"}, 5, Table())
+    made = table(SETTINGS, state, {"m": LOADING}, 5, Table())
     return [(e.id, e.draining) for e in made.routes[0].endpoints]
 
 
@@ -47,9 +49,10 @@ def test_reports_of_an_earlier_start_are_not_routed() -> None:
 
 
 def test_versions_go_up_only_when_something_changed() -> None:
-    first = table(SETTINGS, one(ShardState.LOADING), {"m": "loading"}, 5, Table())
-    assert (first.version, first.routes[0].reason) == (1, "loading")
+    first = table(SETTINGS, one(ShardState.LOADING), {"m": LOADING}, 5, Table())
+    assert first.version == 1
+    assert first.routes[0] == Route("m", (), "is loading", 5, "loading", 0, 2), "nothing of the operators' words"
     assert first.routes[1].endpoints[0].host == "10.0.0.9"
-    assert table(SETTINGS, one(ShardState.LOADING), {"m": "loading"}, 5, first) is first
-    assert table(SETTINGS, one(ShardState.READY), {"m": "loading"}, 5, first).version == 2
+    assert table(SETTINGS, one(ShardState.LOADING), {"m": LOADING}, 5, first) is first
+    assert table(SETTINGS, one(ShardState.READY), {"m": LOADING}, 5, first).version == 2
     assert table(evolve(SETTINGS, models=()), one(ShardState.READY), {}, 5, first).routes == ()
