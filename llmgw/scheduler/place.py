@@ -5,13 +5,17 @@ from __future__ import annotations
 import itertools
 from collections.abc import Iterator, Mapping, Sequence
 
-from attrs import frozen
+from attrs import evolve, frozen
 
 from llmgw.scheduler.explain import Candidate, Refusal
 from llmgw.scheduler.feasible import need_of
 from llmgw.scheduler.fleet import Fleet, Pool, Ranking, rails_of
 from llmgw.scheduler.state import Node
 from llmgw.settings.catalog import Model, Profile
+
+_MOST_SAID = 6
+_LONGEST = 160
+"""Bounds of what is stored with each placement: kinds of refusals, and letters of an example."""
 
 
 @frozen
@@ -24,13 +28,17 @@ class Part:
 
 @frozen
 class Placement:
-    """Where a replica goes: one part a node, rank 0 first, all of one device class, and the fabric between them."""
+    """Where a replica goes: one part a node, rank 0 first, all of one device class, and the fabric between them.
+
+    ``against`` says in short what turned the others down: by filter, how many, and one of them.
+    """
 
     profile: Profile
     device_class: str
     parts: tuple[Part, ...]
     fabric: str | None
     reason: str
+    against: str = ""
 
 
 @frozen
@@ -65,7 +73,7 @@ def place(
                 continue
             found = _alone(model, pool, name, here) if profile.nodes == 1 else _together(model, pool, name, here, fleet)
             if isinstance(found, _Chosen):
-                return _placement(profile, name, found, pool, fleet)
+                return evolve(_placement(profile, name, found, pool, fleet), against=_against(candidates, pool))
             if profile.nodes > 1 and found is not None:
                 together.append(Candidate("+".join(sorted(offers)), profile.name, (found,)))
                 continue
@@ -155,6 +163,36 @@ def _placement(profile: Profile, name: str, chosen: _Chosen, pool: Pool, fleet: 
     others = f", of {chosen.of} nodes that could" if chosen.of > len(chosen.nodes) else ""
     reason = f"profile {profile.name} on {'; '.join(where)} ({name}){over}{others}"
     return Placement(profile, name, tuple(parts), chosen.fabric, reason)
+
+
+def _against(before: Sequence[Candidate], pool: Pool) -> str:
+    """What turned down the profiles that come before the chosen one, and the nodes that could not have it."""
+    said = []
+    profiles = {c.profile: [o for o in before if o.profile == c.profile and o.refusals] for c in before}
+    for profile, candidates in list(profiles.items())[:_MOST_SAID]:
+        firsts: dict[str, list[Candidate]] = {}
+        for candidate in candidates:
+            firsts.setdefault(candidate.refusals[0].filter, []).append(candidate)
+        counts = {name: (len(some), f"{some[0].node}: {some[0].refusals[0].reason}") for name, some in firsts.items()}
+        said.append(f"profile {profile} has no place ({_counted(counts)})")
+    others = {
+        name: (len(nodes), f"{node}: {pool.refused[node][0].reason}")
+        for name, nodes in pool.by_filter.items()
+        if nodes
+        for node in (min(nodes),)
+    }
+    if others:
+        said.append(f"other nodes could not ({_counted(others)})")
+    return "; ".join(said)
+
+
+def _counted(counts: Mapping[str, tuple[int, str]]) -> str:
+    """``3 by devices, such as n4: 1 of 1 devices short: …``, the most frequent filter first."""
+    ranked = sorted(counts.items(), key=lambda i: (-i[1][0], i[0]))[:_MOST_SAID]
+    return "; ".join(
+        f"{count} by {name}, such as {text if len(text) <= _LONGEST else f'{text[:_LONGEST]}…'}"
+        for name, (count, text) in ranked
+    )
 
 
 def _no_fabric(node: Node) -> str:
