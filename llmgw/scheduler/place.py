@@ -67,18 +67,18 @@ def place(
             offers = pool.offers[name]
             if not offers:
                 continue
-            if (refusal := _over_quota(model, profile, name, used, quotas)) is not None:
+            if (refusal := over_quota(model, profile, name, used, quotas)) is not None:
                 for node in offers:
                     against.setdefault(node, []).append(refusal)
                 continue
-            found = _alone(model, pool, name, here) if profile.nodes == 1 else _together(model, pool, name, here, fleet)
-            if isinstance(found, _Chosen):
+            found = _alone(model, pool, name, here) if profile.nodes == 1 else fabric_of(model, pool, name, here, fleet)
+            if isinstance(found, Chosen):
                 return evolve(_placement(profile, name, found, pool, fleet), against=_against(candidates, pool))
             if profile.nodes > 1 and found is not None:
                 together.append(Candidate("+".join(sorted(offers)), profile.name, (found,)))
                 continue
             for node in offers:
-                against.setdefault(node, []).append(_too_many_here(model, node, here[node]))
+                against.setdefault(node, []).append(too_many_here(model, node, here[node]))
         candidates += [Candidate(node, profile.name, pool.refused[node]) for node in sorted(pool.refused)]
         candidates += [Candidate(node, profile.name, tuple(some)) for node, some in sorted(against.items())]
         candidates += together
@@ -88,7 +88,9 @@ def place(
 
 
 @frozen
-class _Chosen:
+class Chosen:
+    """The nodes of a place, the fabric between them, and how many could have been taken."""
+
     nodes: tuple[str, ...]
     fabric: str | None
     of: int
@@ -102,13 +104,13 @@ def _room(model: Model, ranking: Ranking, here: Mapping[str, int]) -> Iterator[s
             yield node
 
 
-def _alone(model: Model, pool: Pool, name: str, here: Mapping[str, int]) -> _Chosen | None:
+def _alone(model: Model, pool: Pool, name: str, here: Mapping[str, int]) -> Chosen | None:
     ranking = pool.ranked[name]
     node = next(_room(model, ranking, here), None)
-    return None if node is None else _Chosen((node,), None, len(ranking))
+    return None if node is None else Chosen((node,), None, len(ranking))
 
 
-def _together(model: Model, pool: Pool, name: str, here: Mapping[str, int], fleet: Fleet) -> _Chosen | Refusal:
+def fabric_of(model: Model, pool: Pool, name: str, here: Mapping[str, int], fleet: Fleet) -> Chosen | Refusal:
     """Nodes of one device class on one fabric with as many rails, or why there are not enough.
 
     NCCL pairs adapters by position, so nodes with another number of ports of the fabric do not go together.
@@ -119,7 +121,7 @@ def _together(model: Model, pool: Pool, name: str, here: Mapping[str, int], flee
     for rails, ranking in sorted(groups.items(), key=lambda g: (len(g[1]), g[0].label, -g[0].ports)):
         chosen = tuple(itertools.islice(_room(model, ranking, here), count)) if len(ranking) >= count else ()
         if len(chosen) == count:
-            return _Chosen(tuple(sorted(chosen)), rails.label, len(ranking))
+            return Chosen(tuple(sorted(chosen)), rails.label, len(ranking))
     there = [
         f"{rails.label} has {len(some)} ({', '.join(some)}, {rails.ports} x {rails.kind})"
         for rails, ranking in sorted(groups.items(), key=lambda g: (g[0].label, g[0].ports))
@@ -129,21 +131,23 @@ def _together(model: Model, pool: Pool, name: str, here: Mapping[str, int], flee
         if not rails_of(fleet.view(node).node):
             there.append(f"{node} {_no_fabric(fleet.view(node).node)}")
         elif model.placement.per_node is not None and here.get(node, 0) >= model.placement.per_node:
-            there.append(_too_many_here(model, node, here[node]).reason)
+            there.append(too_many_here(model, node, here[node]).reason)
     reason = f"needs one fabric over {count} nodes of {name}: {'; '.join(there)}"
     remedy = "free or add nodes on one fabric with as many ports each, or use a profile that fits one node"
     return Refusal("fabric", reason, remedy)
 
 
-def _too_many_here(model: Model, node: str, count: int) -> Refusal:
+def too_many_here(model: Model, node: str, count: int) -> Refusal:
+    """Why a node with so many replicas of the model gets no more."""
     most = model.placement.per_node
     reason = f"{node} has {count} of {model.name}, placement.per_node allows {most}"
     return Refusal("per-node", reason, "add nodes, or raise placement.per_node")
 
 
-def _over_quota(
+def over_quota(
     model: Model, profile: Profile, name: str, used: Mapping[str, int], quotas: Mapping[str, int]
 ) -> Refusal | None:
+    """Whether one more replica would be over its group's quota of a class."""
     most = quotas.get(name)
     if most is None or used.get(name, 0) + profile.devices <= most:
         return None
@@ -151,7 +155,7 @@ def _over_quota(
     return Refusal("quota", reason, f"raise quotas.{model.group}.{name}, or lower the replicas of the group")
 
 
-def _placement(profile: Profile, name: str, chosen: _Chosen, pool: Pool, fleet: Fleet) -> Placement:
+def _placement(profile: Profile, name: str, chosen: Chosen, pool: Pool, fleet: Fleet) -> Placement:
     parts, where = [], []
     for node in chosen.nodes:
         devices = pool.offers[name][node].devices
