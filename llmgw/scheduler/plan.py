@@ -11,23 +11,18 @@ from collections.abc import Iterable, Iterator
 
 from attrs import evolve, frozen
 
-from llmgw.errors import OperatorError
 from llmgw.scheduler.brake import Brake
 from llmgw.scheduler.elsewhere import Room, Settled, elsewhere
 from llmgw.scheduler.explain import Candidate, Decision, DecisionKind, Unplaced
 from llmgw.scheduler.feasible import unusable
-from llmgw.scheduler.liveness import node_state
 from llmgw.scheduler.simulate import Play, Round, play
 from llmgw.scheduler.state import Assignment, ClusterState, Goal, NodeState, Replica
 from llmgw.scheduler.working import Working
 from llmgw.settings.catalog import Model
-from llmgw.settings.document import NodeRules, Settings
-from llmgw.settings.faults import nearest
 
 MOST_EXPLAINED = 20
 """Models and profiles for which a plan says why not elsewhere."""
 
-_NO_RULES = NodeRules()
 _SILENT = (DecisionKind.FORGET,)
 
 
@@ -128,45 +123,6 @@ class Plan:
     brake: Brake | None
 
 
-def with_model(state: ClusterState, name: str, replicas: int | None, profile: str | None) -> ClusterState:
-    """The state with so many replicas of a model, and with this profile as its only one.
-
-    Raises :class:`OperatorError` for a model or profile that the catalog does not have.
-    """
-    model = state.model(name)
-    if model is None:
-        raise OperatorError(
-            f"model {name[:200]}", "is not in the catalog", nearest(name, [m.name for m in state.models])
-        )
-    if profile is not None:
-        only = model.profile(profile)
-        if only is None:
-            known = nearest(profile, [p.name for p in model.profiles])
-            raise OperatorError(f"model {name}", f"has no profile {profile[:200]}", known)
-        model = evolve(model, profiles=(only,))
-    if replicas is not None:
-        model = evolve(model, replicas=replicas, scaling=None)
-    return evolve(state, models=tuple(model if m.name == name else m for m in state.models))
-
-
-def with_settings(state: ClusterState, settings: Settings, now: float) -> ClusterState:
-    """The state under another settings document."""
-    nodes = []
-    for node in state.nodes:
-        rules = settings.nodes.get(node.id, _NO_RULES)
-        node = evolve(node, labels=rules.labels, taints=rules.taints)
-        if settings.liveness != state.liveness:
-            node = evolve(node, state=node_state(node.heard, now, settings.liveness).state)
-        nodes.append(node)
-    return evolve(
-        state,
-        models=tuple(m for m in settings.models if m.profiles),
-        nodes=tuple(nodes),
-        quotas=settings.quotas,
-        liveness=settings.liveness,
-    )
-
-
 def plan(state: ClusterState, then: ClusterState, now: float) -> Plan:
     """What ``then`` would lead to, against what ``state`` leads to by itself; the two may be one and the same."""
     changed = play(then, now)
@@ -213,19 +169,16 @@ def _decided(played: Play) -> Iterator[tuple[int, Round, Decision, dict[str, Rep
                 yield at, one, decision, rows
 
 
-def _moved(played: Play | None) -> Counter[_Key]:
+def _moved(played: Play | None) -> frozenset[_Key]:
     if played is None:
-        return Counter()
-    return Counter(_key(decision, rows) for _, _one, decision, rows in _decided(played))
+        return frozenset()
+    return frozenset(_key(decision, rows) for _, _one, decision, rows in _decided(played))
 
 
-def _steps(played: Play, without: Counter[_Key]) -> Iterator[Step]:
-    left = without.copy()
+def _steps(played: Play, without: frozenset[_Key]) -> Iterator[Step]:
     moves: dict[int, list[Move]] = {}
     for at, one, decision, rows in _decided(played):
-        key = _key(decision, rows)
-        anyway = left[key] > 0
-        left[key] -= anyway
+        anyway = _key(decision, rows) in without
         moves.setdefault(at, []).append(_move(decision, rows.get(decision.replica), one.before, anyway=anyway))
     ended: dict[str, None] = {}
     ready: dict[str, None] = {}

@@ -11,9 +11,10 @@ from llmgw.errors import OperatorError
 from llmgw.hardware.inventory import DeviceProcess
 from llmgw.scheduler.decide import decide
 from llmgw.scheduler.explain import DecisionKind
-from llmgw.scheduler.plan import Move, Plan, plan, with_model, with_settings
+from llmgw.scheduler.plan import Move, Plan, plan
 from llmgw.scheduler.simulate import ROUNDS, play
 from llmgw.scheduler.state import ClusterState, NodeState, ShardState
+from llmgw.scheduler.what_if import with_model, with_settings
 from llmgw.settings.catalog import Model, PlacementRules
 from llmgw.settings.document import Liveness, NodeRules, Settings
 from tests.scheduler.clusters import (
