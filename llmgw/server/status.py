@@ -68,9 +68,16 @@ class Status:
         streams = sum(self._router.in_flight.values())
         return RouterStatus(self._router.listen, state.state, state.reason, state.since, state.pid, streams)
 
-    async def decisions(self, limit: int) -> tuple[StoredDecision, ...]:
+    async def decisions(self, limit: int, about: str | None = None) -> tuple[StoredDecision, ...]:
         """The newest decisions."""
-        return await self._store.decisions(limit)
+        return await self._store.decisions(limit, about)
+
+    async def release_brake(self) -> float:
+        """Written down first: a released brake stays released over a restart."""
+        now = self._clock()
+        await self._store.release_brake(self._cluster.epoch, now, "an operator, over the admin API")
+        self._cluster.release_brake(now)
+        return now
 
     def metrics(self) -> bytes:
         """Prometheus text."""

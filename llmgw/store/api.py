@@ -116,6 +116,6 @@ class Store(Protocol):
         """What had no place in the newest pass."""
         ...
 
-    async def decisions(self, limit: int) -> tuple[StoredDecision, ...]:
-        """The newest decisions, newest first."""
+    async def decisions(self, limit: int, about: str | None = None) -> tuple[StoredDecision, ...]:
+        """The newest decisions, newest first; of those only what names ``about`` as its replica, model or node."""
         ...
