@@ -194,8 +194,8 @@ class ClusterState:
 
     ``in_flight`` counts the router's open requests by shard; a shard that is missing from it has an unknown
     number. ``next_serial`` is the number of the next new replica. ``unplaced_since`` says since when a model has had
-    replicas without a place, by the pass before. ``brake_released`` is when an operator last said that nodes which
-    were silent by then are really gone.
+    replicas without a place, by the pass before. ``brake_released`` is the time
+    up to which nodes were heard that are really gone, as an operator said.
     """
 
     cluster: str

@@ -171,7 +171,7 @@ class Reconciler:
         liveness = self._cluster.settings.liveness
         for node in state.nodes:
             row = self._cluster.row(node.id)
-            if row is not None and (at := next_change(row.last_heard, now, liveness)) is not None:
+            if row is not None and (at := next_change(self._cluster.silent_since(row), now, liveness)) is not None:
                 due.append(at)
         self._metrics.observe_pass(self._clock() - now, state, outcome)
         return max(min(due), now + 0.05)

@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 from llmgw.router.worker import RouterWorker
 from llmgw.scheduler.explain import Unplaced
-from llmgw.scheduler.state import ClusterState
+from llmgw.scheduler.state import ClusterState, NodeState
 from llmgw.server.cluster import Cluster
 from llmgw.settings.document import Settings
 from llmgw.store.api import Store, StoredDecision
@@ -75,8 +75,11 @@ class Status:
     async def release_brake(self) -> float:
         """Written down first: a released brake stays released over a restart."""
         now = self._clock()
-        await self._store.release_brake(self._cluster.epoch, now, "an operator, over the admin API")
-        self._cluster.release_brake(now)
+        # Up to where the silent ones were heard: one that is heard until now and falls silent next counts anew.
+        silent = [n.heard for n in self._cluster.state(now).nodes if n.state is not NodeState.CONNECTED]
+        upto = max(silent, default=0.0)
+        await self._store.release_brake(self._cluster.epoch, now, "an operator, over the admin API", upto)
+        self._cluster.release_brake(upto)
         return now
 
     def metrics(self) -> bytes:

@@ -234,12 +234,12 @@ class SqliteStore:
 
         return await self._read(work)
 
-    async def release_brake(self, epoch: int, at: float, by: str) -> int:
+    async def release_brake(self, epoch: int, at: float, by: str, silent_since: float) -> int:
         """Record that the brake is released."""
 
         def work(connection: sqlite3.Connection) -> int:
             number = self._begin_pass(connection, epoch, at)
-            connection.execute("UPDATE cluster SET brake_released = ?", (at,))
+            connection.execute("UPDATE cluster SET brake_released = ?", (silent_since,))
             _insert_decisions(connection, number, (Decision(DecisionKind.BRAKE, "", "", "", f"released by {by}"),))
             return number
 

@@ -18,7 +18,7 @@ from starlette.routing import Route
 from llmgw.errors import OperatorError
 from llmgw.web import planning, views
 from llmgw.web.auth import allowed
-from llmgw.web.bodies import RefusedBody, json_of
+from llmgw.web.bodies import RefusedBody, json_of, named
 from llmgw.web.source import Source
 from llmgw.web.why import unknown, why_view
 
@@ -57,7 +57,7 @@ def _asset(name: str) -> Callable[[Request], Awaitable[Response]]:
 
 def _limit(request: Request, usual: int) -> int:
     text = request.query_params.get("limit", str(usual))
-    if not (text.isascii() and text.isdigit() and 1 <= int(text) <= 1000):
+    if not (text.isascii() and text.isdigit() and len(text) <= 4 and 1 <= int(text) <= 1000):
         raise OperatorError("limit", f"must be a whole number from 1 to 1000, found {text[:20]!r}")
     return int(text)
 
@@ -119,10 +119,13 @@ def routes(source: Source, token: str) -> list[Route]:
     async def brake(_request: Request) -> Any:
         return {"brake": views.brake_view(source.state()), "now": source.now()}
 
-    async def release(_request: Request) -> Any:
+    async def release(request: Request) -> Any:
+        confirmed = named(await json_of(request))
         held = views.brake_view(source.state())
         if held is None:
-            return _error(409, "the brake is not on", "")
+            return _error(409, "the brake is not on", "there is nothing to release")
+        if more := [name for name in held["nodes"] if confirmed is not None and name not in confirmed]:
+            return _error(409, f"meanwhile {', '.join(more[:10])} fell silent as well", "look again, and confirm anew")
         try:
             return {"released": await source.release_brake(), "nodes": held["nodes"]}
         except OperatorError as failed:
@@ -164,7 +167,8 @@ def app(source: Source, token: str) -> Starlette:
         return _error(404, f"there is no {request.url.path[:200]}", "the API is under /api/v1/")
 
     async def method(request: Request, error: Exception) -> Response:
-        allow = (error.headers or {}).get("Allow", "GET") if isinstance(error, HTTPException) else "GET"
-        return _error(405, f"{request.method} is not possible here", f"use {allow.split(',')[-1].strip()}")
+        headers = error.headers if isinstance(error, HTTPException) else None
+        usable = "POST" if "POST" in (headers or {}).get("Allow", "") else "GET"
+        return _error(405, f"{request.method} is not possible here", f"use {usable}")
 
     return Starlette(routes=routes(source, token), exception_handlers={404: missing, 405: method})

@@ -41,3 +41,15 @@ async def json_of(request: Request) -> Any:
         return orjson.loads(b"".join(parts))
     except ValueError as wrong:
         raise RefusedBody(400, f"is not valid JSON: {wrong}") from wrong
+
+
+def named(body: Any) -> frozenset[str] | None:
+    """The nodes that a body names; ``None`` when it leaves them out. Raises :class:`RefusedBody`."""
+    if not isinstance(body, dict) or not set(body) <= {"nodes"}:
+        raise RefusedBody(400, "should be an object with nothing but nodes in it")
+    nodes = body.get("nodes")
+    if nodes is None:
+        return None
+    if not isinstance(nodes, list) or not all(isinstance(name, str) for name in nodes):
+        raise RefusedBody(400, "should have a list of names as nodes")
+    return frozenset(nodes)
