@@ -34,7 +34,7 @@ HELD = "the brake is on: nothing is replaced until it is back, or llmgw ctl brak
 
 
 def brake(nodes: Iterable[Node], liveness: Liveness, released: float) -> Brake | None:
-    """Whether more nodes than may be are silent since one window of time; those not heard after ``released`` are gone."""
+    """Whether more nodes than may be fell silent within one window; those not heard after ``released`` are gone."""
     everyone = list(nodes)
     quiet = sorted((n.heard, n.id) for n in everyone if n.state is not NodeState.CONNECTED and n.heard > released)
     best: list[tuple[float, str]] = []

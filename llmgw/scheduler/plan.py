@@ -15,10 +15,10 @@ from llmgw.scheduler.brake import Brake
 from llmgw.scheduler.elsewhere import Room, Settled, elsewhere
 from llmgw.scheduler.explain import Candidate, Decision, DecisionKind, Unplaced
 from llmgw.scheduler.feasible import unusable
+from llmgw.scheduler.scale import scaled
 from llmgw.scheduler.simulate import Play, Round, play
 from llmgw.scheduler.state import Assignment, ClusterState, Goal, NodeState, Replica
 from llmgw.scheduler.working import Working
-from llmgw.settings.catalog import Model
 
 MOST_EXPLAINED = 20
 """Models and profiles for which a plan says why not elsewhere."""
@@ -135,7 +135,7 @@ def plan(state: ClusterState, then: ClusterState, now: float) -> Plan:
         short=tuple(_short(changed, usual)),
         elsewhere=tuple(explained[:MOST_EXPLAINED]),
         unexplained=max(0, len(explained) - MOST_EXPLAINED),
-        models=tuple(_models(state, then, changed.after, now)),
+        models=tuple(_models(state, then, changed, now)),
         classes=tuple(_classes(Working(state, now), Working(changed.after, now))),
         complete=changed.complete,
         brake=changed.rounds[0].outcome.brake,
@@ -256,21 +256,19 @@ def _elsewhere(played: Play, steps: Iterable[Step]) -> Iterator[Elsewhere]:
         yield Elsewhere(*key, tuple(sorted(nodes[key])), some)
 
 
-def _models(state: ClusterState, then: ClusterState, after: ClusterState, now: float) -> Iterator[ModelCount]:
+def _models(state: ClusterState, then: ClusterState, changed: Play, now: float) -> Iterator[ModelCount]:
     old = {m.name: m for m in state.models}
     new = {m.name: m for m in then.models}
-    had, has = _placed(state, now), _placed(after, now)
+    count = {m.name: m.replicas for m in state.models}
+    counts = {m.name: m.replicas for m in scaled(then.models, changed.rounds[-1].outcome.scales)}
+    had, has = _placed(state, now), _placed(changed.after, now)
     for name in {**old, **new}:
         was, is_ = old.get(name), new.get(name)
         change = "added" if was is None else "removed" if is_ is None else "same" if was == is_ else "changed"
-        wanted = (_wanted(was), _wanted(is_))
+        wanted = (count.get(name, 0), counts.get(name, 0))
         before, later = had.get(name, Counter()), has.get(name, Counter())
         classes = tuple((c, before[c], later[c]) for c in sorted({*before, *later}))
         yield ModelCount(name, change, wanted, (before.total(), later.total()), classes)
-
-
-def _wanted(model: Model | None) -> int:
-    return 0 if model is None else model.replicas
 
 
 def _placed(state: ClusterState, now: float) -> dict[str, Counter[str]]:

@@ -72,13 +72,17 @@ def _number(pass_: Working, model: Model) -> None:
     counting = [r for r in rows if pass_.counts(r)]
     gone = [r for r in rows if pass_.gone(r)]
     homeless = [r for r in rows if not r.shards]
-    excess = len(counting) + len(gone) + len(homeless) - model.replicas
-    for row in (*homeless, *reversed(gone), *sorted(counting, key=lambda r: (pass_.ready(r), -serial(r)))):
-        if excess <= 0:
-            break
-        pass_.retire(row, f"{model.replicas} replicas are wanted, this is one too many")
-        excess -= 1
-    running = len(counting)
+    # On their way out only to come back with another profile; not on a lost node, which may keep them for ever.
+    changing = [r for r in rows if r.goal is not Goal.RUN and r.other is not None and not pass_.lost(r)]
+    excess = len(changing) + len(counting) + len(gone) + len(homeless) - model.replicas
+    if excess > 0:
+        for row in changing[:excess]:
+            pass_.rows[row.id] = evolve(row, other=None)
+        excess, changing = excess - len(changing[:excess]), changing[excess:]
+        spare = (*homeless, *reversed(gone), *sorted(counting, key=lambda r: (pass_.ready(r), -serial(r))))
+        for row in spare[:excess]:
+            pass_.retire(row, f"{model.replicas} replicas are wanted, this is one too many")
+    running = len(counting) + len(changing)
     while running < model.replicas:
         found = _place(pass_, model)
         if isinstance(found, NoPlace):

@@ -6,6 +6,7 @@ from attrs import evolve
 
 from llmgw.errors import OperatorError
 from llmgw.scheduler.liveness import node_state
+from llmgw.scheduler.scale import scaled
 from llmgw.scheduler.state import ClusterState
 from llmgw.settings.document import NodeRules, Settings
 from llmgw.settings.faults import nearest
@@ -45,7 +46,7 @@ def with_settings(state: ClusterState, settings: Settings, now: float) -> Cluste
         nodes.append(node)
     return evolve(
         state,
-        models=tuple(m for m in settings.models if m.profiles),
+        models=scaled((m for m in settings.models if m.profiles), state.scales),
         nodes=tuple(nodes),
         quotas=settings.quotas,
         liveness=settings.liveness,

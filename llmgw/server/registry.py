@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from urllib.parse import urlsplit
 
+from attrs import evolve
+
 from llmgw.router.table import Endpoint, Route, Table
 from llmgw.scheduler.state import ClusterState, Goal, NodeState, Replica, ShardReport, ShardState
 from llmgw.scheduler.summary import ModelView
@@ -46,14 +48,16 @@ def routes(settings: Settings, state: ClusterState, views: Mapping[str, ModelVie
         view = views.get(model.name)
         if model.endpoints:
             count = len(model.endpoints)
-            endpoints = tuple(_static(url) for url in model.endpoints)
-            made.append(Route(model.name, endpoints, "is served elsewhere", created, "static", None, count))
+            there = tuple(_static(url) for url in model.endpoints)
+            made.append(Route(model.name, there, "is served elsewhere", created, state="static", wanted=count))
             continue
         endpoints = tuple(e for r in rows.get(model.name, ()) if (e := _served(r, state)) is not None)
-        if view is None:
-            made.append(Route(model.name, endpoints, "", created))
-        else:
-            made.append(Route(model.name, endpoints, view.public, created, view.state, view.ready, view.wanted))
+        scaling = model.scaling
+        hold_s = scaling.hold_s if scaling is not None and scaling.min == 0 else 0.0
+        route = Route(model.name, endpoints, "", created, hold_s)
+        if view is not None:
+            route = evolve(route, public=view.public, state=view.state, ready=view.ready, wanted=view.wanted)
+        made.append(route)
     return tuple(made)
 
 

@@ -100,7 +100,10 @@ async def router(*scripts: Script, **settings: object) -> AsyncIterator[Router]:
             await nursery.start(engine.run)
         endpoints = tuple(Endpoint(f"e{n}", "127.0.0.1", engine.port, f"sk-{n}") for n, engine in enumerate(engines))
         server = RouterServer()
-        routes = (Route("m", endpoints, created=7), Route("empty", (), "is loading (45 %)", 0, "loading", 0, 2))
+        routes = (
+            Route("m", endpoints, created=7),
+            Route("empty", (), "is loading (45 %)", state="loading", ready=0, wanted=2),
+        )
         server.use(Table(1, routes, evolve(RouterSettings(), **settings)))
         listener = listen(Address("127.0.0.1", 0))
         await nursery.start(server.run, listener)

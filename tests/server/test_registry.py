@@ -51,7 +51,7 @@ def test_reports_of_an_earlier_start_are_not_routed() -> None:
 def test_versions_go_up_only_when_something_changed() -> None:
     first = table(SETTINGS, one(ShardState.LOADING), {"m": LOADING}, 5, Table())
     assert first.version == 1
-    assert first.routes[0] == Route("m", (), "is loading", 5, "loading", 0, 2), "nothing of the operators' words"
+    assert first.routes[0] == Route("m", (), "is loading", 5, 0.0, "loading", 0, 2), "nothing of the operators' words"
     assert first.routes[1].endpoints[0].host == "10.0.0.9"
     assert table(SETTINGS, one(ShardState.LOADING), {"m": LOADING}, 5, first) is first
     assert table(SETTINGS, one(ShardState.READY), {"m": LOADING}, 5, first).version == 2
