@@ -22,7 +22,8 @@ from llmgw.scheduler.working import Working
 def decide(state: ClusterState, now: float) -> Outcome:
     """Decide one pass. Never raises, whatever the state; deterministic; on its own result it changes nothing more."""
     scales, wakes, scaling = _scale(state, now)
-    state = evolve(state, models=scaled(state.models, scales))
+    nodes = tuple(sorted(state.nodes, key=lambda n: n.id))
+    state = evolve(state, models=scaled(state.models, scales), nodes=nodes)
     pass_ = Working(state, now)
     pass_.wake += wakes
     pass_.decisions += scaling
