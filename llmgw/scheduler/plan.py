@@ -24,6 +24,8 @@ MOST_EXPLAINED = 20
 """Models and profiles for which a plan says why not elsewhere."""
 
 _SILENT = (DecisionKind.FORGET,)
+_LEAVING = (DecisionKind.DRAIN, DecisionKind.PREEMPT, DecisionKind.ROLLBACK, DecisionKind.EVICT)
+"""What ends with a stop, and how that is done is not told again."""
 
 
 @frozen
@@ -157,12 +159,15 @@ def _key(decision: Decision, rows: dict[str, Replica]) -> _Key:
 def _decided(played: Play) -> Iterator[tuple[int, Round, Decision, dict[str, Replica]]]:
     """Every decision that is a move of its own: not how one goes on that was decided before, nor how it ends."""
     said: set[tuple[DecisionKind, str, str, str]] = set()
+    leaving: set[str] = set()
     for at, one in enumerate(played.rounds):
-        leaving = {r.id for r in one.before.replicas if r.goal is not Goal.RUN}
+        leaving |= {r.id for r in one.before.replicas if r.goal is not Goal.RUN}
         rows = {r.id: r for r in one.outcome.replicas}
         for decision in one.outcome.decisions:
             if decision.kind in _SILENT or (decision.kind is DecisionKind.STOP and decision.replica in leaving):
                 continue
+            if decision.kind in _LEAVING:
+                leaving.add(decision.replica)
             mark = (decision.kind, decision.replica, decision.node, decision.reason)
             if mark not in said:
                 said.add(mark)

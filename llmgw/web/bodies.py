@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import aclosing
 from typing import Any
 
 import orjson
@@ -28,11 +29,12 @@ async def json_of(request: Request) -> Any:
     size = 0
     with trio.move_on_after(_WITHIN_S) as waited:
         try:
-            async for part in request.stream():
-                size += len(part)
-                if size > MAX_BYTES:
-                    raise RefusedBody(413, f"is larger than {MAX_BYTES} bytes")
-                parts.append(part)
+            async with aclosing(request.stream()) as stream:
+                async for part in stream:
+                    size += len(part)
+                    if size > MAX_BYTES:
+                        raise RefusedBody(413, f"is larger than {MAX_BYTES} bytes")
+                    parts.append(part)
         except ClientDisconnect as gone:
             raise RefusedBody(400, "ended early") from gone
     if waited.cancelled_caught:
