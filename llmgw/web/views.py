@@ -270,8 +270,8 @@ def status_view(
         "brake": held,
         "healthy": held is None and not short and not away and not ready,
         "problems": [
-            *([ready] if ready else []),
             *([held["reason"]] if held is not None else []),
+            *([ready] if ready else []),
             *(f"model {name} lacks replicas" for name in short),
             *(f"node {name} is not connected" for name in away),
         ],
