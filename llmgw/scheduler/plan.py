@@ -57,8 +57,12 @@ class Move:
 
 @frozen
 class Step:
-    """Moves of one pass: after ``at_s`` seconds at the earliest, once these replicas have ended and those are ready."""
+    """Moves of one pass: after ``at_s`` seconds at the earliest, once these replicas have ended and those are ready.
 
+    ``number`` counts the passes from 1, those without a move as well.
+    """
+
+    number: int
     at_s: float
     ended: tuple[str, ...]
     ready: tuple[str, ...]
@@ -191,7 +195,7 @@ def _steps(played: Play, without: frozenset[_Key]) -> Iterator[Step]:
         ended |= dict.fromkeys(one.ended)
         ready |= dict.fromkeys(one.ready)
         if at in moves:
-            yield Step(one.at_s, tuple(ended), tuple(ready), tuple(moves[at]))
+            yield Step(at + 1, one.at_s, tuple(ended), tuple(ready), tuple(moves[at]))
             ended, ready = {}, {}
 
 
@@ -232,8 +236,8 @@ def _short(changed: Play, usual: Play | None) -> Iterator[Short]:
 
 
 def _elsewhere(played: Play, steps: Iterable[Step]) -> Iterator[Elsewhere]:
-    """By model and profile, as of the last pass that places one of it because of the change."""
-    wanted = {m.replica for s in steps for m in s.moves if m.kind is DecisionKind.PLACE and not m.anyway}
+    """By model and profile, as of the last pass that places one of it."""
+    wanted = {m.replica for s in steps for m in s.moves if m.kind is DecisionKind.PLACE}
     last: dict[tuple[str, str], Round] = {}
     nodes: dict[tuple[str, str], set[str]] = {}
     newest: dict[tuple[str, str], Replica] = {}

@@ -105,7 +105,7 @@ class _Nodes:
         reports = self.reports(name)
         node = self._state.node(name)
         if reports is None or node is None:
-            return False
+            return node is None  # of a node that is unknown nobody will ever hear
         for report in [r for r in reports if r.shard == shard and generation in (None, r.generation)]:
             reports.remove(report)
             there = placed_on(node.inventory, report.devices, report.uuids)

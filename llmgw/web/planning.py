@@ -97,7 +97,13 @@ def plan_json(made: Plan) -> Json:
         "complete": made.complete,
         "brake": None if made.brake is None else made.brake.reason,
         "steps": [
-            {"at_s": s.at_s, "ended": list(s.ended), "ready": list(s.ready), "moves": [_move(m) for m in s.moves]}
+            {
+                "pass": s.number,
+                "at_s": s.at_s,
+                "ended": list(s.ended),
+                "ready": list(s.ready),
+                "moves": [_move(m) for m in s.moves],
+            }
             for s in made.steps
         ],
         "unplaced": [_short(s) for s in made.short],

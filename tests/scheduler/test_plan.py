@@ -222,8 +222,7 @@ def test_nothing_comes_of_a_plan_and_its_first_pass_is_the_live_one(state: Clust
 
 
 def played_first(made: Plan) -> list[Move]:
-    at_once = [s for s in made.steps if not s.ended and not s.ready and s.at_s == 0.0]
-    return [m for s in at_once[:1] for m in s.moves if m.kind is DecisionKind.PLACE]
+    return [m for s in made.steps if s.number == 1 for m in s.moves if m.kind is DecisionKind.PLACE]
 
 
 def settled(state: ClusterState, now: float) -> ClusterState:

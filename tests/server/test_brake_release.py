@@ -124,7 +124,7 @@ async def test_from_silence_to_a_released_brake(store: SqliteStore, tmp_path: Pa
         assert code == 1
         for line in ("not healthy: the brake is on: 3 of 4 nodes fell silent together (n1, n2, n3)", "m      lost"):
             assert line in said
-        for command in ("nodes", "models", "replicas", "brake", "plan"):
+        for command in ("nodes", "models", "plan"):
             assert "the brake is on: 3 of 4 nodes" in (await it.ctl(command))[1], command
         assert "next: the brake is on: nothing is replaced until it is back" in (await it.ctl("why", "m-1"))[1]
 
