@@ -8,8 +8,8 @@ from attrs import frozen
 
 from llmgw.scheduler.explain import Candidate, Refusal
 from llmgw.scheduler.feasible import need_of
-from llmgw.scheduler.fleet import Fleet, rails_of
-from llmgw.scheduler.place import fabric_of, over_quota, too_many_here
+from llmgw.scheduler.fleet import Fleet, Pool, rails_of
+from llmgw.scheduler.place import fabric_of, over_quota, too_many_here, too_small
 from llmgw.settings.catalog import Model, Profile
 
 
@@ -42,21 +42,33 @@ def elsewhere(model: Model, profile: Profile, settled: Settled, room: Room) -> t
         if earlier.name == profile.name:
             break
         made += _earlier(model, earlier, room)
-    pool = room.fleet.pool(need_of(profile, model.placement))
+    pool, small = _asked(model, profile, room)
     for view in room.fleet:
         node = view.node.id
         if node not in settled.nodes:
-            refusals = pool.refused.get(node) or tuple(_others(model, profile, settled, node, room))
-            made.append(Candidate(node, profile.name, refusals))
+            against = [small[name] for name in view.by_class if name in small]
+            against += pool.refused.get(node) or _others(model, profile, settled, node, room)
+            made.append(Candidate(node, profile.name, tuple(against)))
     return tuple(made)
+
+
+def _asked(model: Model, profile: Profile, room: Room) -> tuple[Pool, dict[str, Refusal]]:
+    """Every node's answer, and the device classes that are too small for the profile."""
+    small, least_mib = too_small(model, profile, room.fleet)
+    return room.fleet.pool(need_of(profile, model.placement, least_mib)), small
 
 
 def _earlier(model: Model, profile: Profile, room: Room) -> Iterable[Candidate]:
     """Every node for a profile that the model would rather have."""
-    pool = room.fleet.pool(need_of(profile, model.placement))
-    for node in sorted(pool.refused):
-        yield Candidate(node, profile.name, pool.refused[node])
+    pool, small = _asked(model, profile, room)
+    for view in room.fleet:
+        node = view.node.id
+        against = [*(small[name] for name in view.by_class if name in small), *pool.refused.get(node, ())]
+        if against:
+            yield Candidate(node, profile.name, tuple(against))
     for name in profile.device_class:
+        if name in small:
+            continue
         offers = sorted(pool.offers[name])
         if offers and profile.nodes > 1 and over_quota(model, profile, name, room.used, room.quotas) is None:
             found = fabric_of(model, pool, name, room.here, room.fleet)
@@ -69,11 +81,11 @@ def _earlier(model: Model, profile: Profile, room: Room) -> Iterable[Candidate]:
 
 def _others(model: Model, profile: Profile, settled: Settled, node: str, room: Room) -> Iterable[Refusal]:
     """Why a node that could take it did not get it, by the classes that it offers."""
-    pool = room.fleet.pool(need_of(profile, model.placement))
+    pool, small = _asked(model, profile, room)
     order = {name: at for at, name in enumerate(profile.device_class)}
     chosen = order.get(settled.device_class, len(order))
     for name in profile.device_class:
-        if node not in pool.offers[name]:
+        if node not in pool.offers[name] or name in small:
             continue
         if order[name] < chosen:
             yield _bounds(model, profile, name, node, room) or _late(name)

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from bisect import bisect_left, insort
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from functools import cached_property
 
 from attrs import evolve, frozen
 
 from llmgw.scheduler.explain import Refusal
 from llmgw.scheduler.feasible import Choice, Need, NodeView, devices_of, node_refusals
+from llmgw.scheduler.memory import Sizes
 from llmgw.scheduler.state import Node
 from llmgw.settings.catalog import Packing
 
@@ -130,10 +132,25 @@ def rails_of(node: Node) -> tuple[Rails, ...]:
     return tuple(Rails(f.label, f.kind.value, len(f.ports)) for f in node.inventory.fabrics if f.ports and not f.faults)
 
 
-class Fleet:
-    """All nodes, what is taken on each, and what was asked of them so far. Lives within one pass."""
+@frozen
+class ClassSpan:
+    """The nodes that have a class, and the least and the most memory of its devices, which its name rounds to GiB."""
 
-    def __init__(self, nodes: Iterable[Node], taken: Mapping[str, Mapping[int, str]]) -> None:
+    nodes: tuple[str, ...]
+    least_mib: int | None
+    most_mib: int | None
+
+
+class Fleet:
+    """All nodes, what is taken on each, and what was asked of them so far. Lives within one pass.
+
+    ``sizes`` says how much memory profiles need.
+    """
+
+    def __init__(
+        self, nodes: Iterable[Node], taken: Mapping[str, Mapping[int, str]], sizes: Sizes | None = None
+    ) -> None:
+        self.sizes = sizes or Sizes()
         self._views = {node.id: NodeView(node, dict(taken.get(node.id, {}))) for node in nodes}
         self._pools: dict[Need, Pool] = {}
 
@@ -146,6 +163,20 @@ class Fleet:
     def view(self, node: str) -> NodeView:
         """A node with what is taken on it."""
         return self._views[node]
+
+    @cached_property
+    def classes(self) -> Mapping[str, ClassSpan]:
+        """Every device class that there is: its nodes, and how much memory its devices have."""
+        nodes: dict[str, list[str]] = {}
+        totals: dict[str, set[int]] = {}
+        for view in self._views.values():
+            for name, devices in view.by_class.items():
+                nodes.setdefault(name, []).append(view.node.id)
+                totals.setdefault(name, set()).update(d.total_mib for d in devices if d.total_mib is not None)
+        return {
+            name: ClassSpan(tuple(some), min(totals[name], default=None), max(totals[name], default=None))
+            for name, some in nodes.items()
+        }
 
     def pool(self, need: Need) -> Pool:
         """Every node's answer to a need, as of now."""

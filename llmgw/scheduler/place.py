@@ -12,6 +12,7 @@ from llmgw.scheduler.feasible import need_of
 from llmgw.scheduler.fleet import Fleet, Pool, Ranking, rails_of
 from llmgw.scheduler.state import Node
 from llmgw.settings.catalog import Model, Profile
+from llmgw.settings.memory import arithmetic_of, remedy_of
 
 _MOST_SAID = 6
 _LONGEST = 160
@@ -59,11 +60,22 @@ def place(
     tried in the operator's order, and classes in the profile's: a place for an earlier one is better than any other.
     """
     candidates: list[Candidate] = []
-    for profile in model.profiles:
-        pool = fleet.pool(need_of(profile, model.placement))
+    for at, profile in enumerate(model.profiles):
+        if looking := fleet.sizes.looked_for_by(profile):
+            # Those after it are not tried: what takes their place would keep it.
+            not_yet = _not_yet(profile, looking)
+            names = [later.name for later in model.profiles[at:]]
+            candidates += [Candidate(view.node.id, name, (not_yet,)) for name in names for view in fleet]
+            return NoPlace(f"profile {profile.name}: {not_yet.reason}", not_yet.remedy, tuple(candidates))
+        small, least_mib = too_small(model, profile, fleet)
+        pool = fleet.pool(need_of(profile, model.placement, least_mib))
         against: dict[str, list[Refusal]] = {}
         together: list[Candidate] = []
         for name in profile.device_class:
+            if name in small:
+                for node in fleet.classes[name].nodes:
+                    against.setdefault(node, []).append(small[name])
+                continue
             offers = pool.offers[name]
             if not offers:
                 continue
@@ -73,18 +85,57 @@ def place(
                 continue
             found = _alone(model, pool, name, here) if profile.nodes == 1 else fabric_of(model, pool, name, here, fleet)
             if isinstance(found, Chosen):
-                return evolve(_placement(profile, name, found, pool, fleet), against=_against(candidates, pool))
+                said = _against(candidates, pool, small, fleet)
+                return evolve(_placement(model, profile, name, found, pool, fleet), against=said)
             if profile.nodes > 1 and found is not None:
                 together.append(Candidate("+".join(sorted(offers)), profile.name, (found,)))
                 continue
             for node in offers:
                 against.setdefault(node, []).append(too_many_here(model, node, here[node]))
-        candidates += [Candidate(node, profile.name, pool.refused[node]) for node in sorted(pool.refused)]
-        candidates += [Candidate(node, profile.name, tuple(some)) for node, some in sorted(against.items())]
+        for node, some in pool.refused.items():
+            against[node] = [*against.get(node, ()), *some]
+        # By all that speaks against a node as it is before what speaks against one more replica there.
+        order = sorted(against, key=lambda n: (n not in pool.refused, n))
+        candidates += [Candidate(node, profile.name, tuple(against[node])) for node in order]
         candidates += together
     if not len(fleet):
         return NoPlace("no node has registered", "start llmgw agent on a node", ())
     return NoPlace(_summary(candidates), "", tuple(candidates))
+
+
+def doubt(model: Model, profile: Profile, fleet: Fleet) -> NoPlace | None:
+    """Why nothing that serves should give way to this profile: it fits nowhere, or nobody knows yet whether it does."""
+    small, _ = too_small(model, profile, fleet)
+    there = [name for name in profile.device_class if name in fleet.classes]
+    if not fleet.sizes.looked_for_by(profile) and not (there and all(name in small for name in there)):
+        return None
+    found = place(evolve(model, profiles=(profile,)), fleet, {}, {}, {})
+    return found if isinstance(found, NoPlace) else None
+
+
+def _not_yet(profile: Profile, looking: Sequence[str]) -> Refusal:
+    first = ", ".join(looking[:3]) + (f" and {len(looking) - 3} more" if len(looking) > 3 else "")
+    reason = f"how large {profile.weights} is, is not known yet: {first} may have it"
+    return Refusal("memory", reason, "wait: it is asked, for 10 s at most")
+
+
+def too_small(model: Model, profile: Profile, fleet: Fleet) -> tuple[dict[str, Refusal], tuple[tuple[str, int], ...]]:
+    """The device classes none of whose devices can hold the profile, and what a device of another must have (MiB).
+
+    Asked of classes, not of devices: a class has one size but for its rounding, and what all of it can hold needs no
+    question of any node.
+    """
+    small: dict[str, Refusal] = {}
+    some: list[tuple[str, int]] = []
+    for name, counted in fleet.sizes.of(model.name, profile).items():
+        span = fleet.classes.get(name)
+        if span is None or span.least_mib is None or span.most_mib is None or counted.fits(span.least_mib):
+            continue
+        if counted.fits(span.most_mib):
+            some.append((name, counted.least_mib))
+            continue
+        small[name] = Refusal("memory", arithmetic_of(counted, span.most_mib), remedy_of(profile, counted))
+    return small, tuple(some)
 
 
 @frozen
@@ -155,7 +206,7 @@ def over_quota(
     return Refusal("quota", reason, f"raise quotas.{model.group}.{name}, or lower the replicas of the group")
 
 
-def _placement(profile: Profile, name: str, chosen: Chosen, pool: Pool, fleet: Fleet) -> Placement:
+def _placement(model: Model, profile: Profile, name: str, chosen: Chosen, pool: Pool, fleet: Fleet) -> Placement:
     parts, where = [], []
     for node in chosen.nodes:
         devices = pool.offers[name][node].devices
@@ -165,11 +216,13 @@ def _placement(profile: Profile, name: str, chosen: Chosen, pool: Pool, fleet: F
         where.append(f"{node}: {', '.join(labels)}")
     over = f" over fabric {chosen.fabric}" if chosen.fabric is not None else ""
     others = f", of {chosen.of} nodes that could" if chosen.of > len(chosen.nodes) else ""
-    reason = f"profile {profile.name} on {'; '.join(where)} ({name}){over}{others}"
+    counted = fleet.sizes.of(model.name, profile).get(name)
+    memory = "" if counted is None else f"; {counted.short}"
+    reason = f"profile {profile.name} on {'; '.join(where)} ({name}){over}{others}{memory}"
     return Placement(profile, name, tuple(parts), chosen.fabric, reason)
 
 
-def _against(before: Sequence[Candidate], pool: Pool) -> str:
+def _against(before: Sequence[Candidate], pool: Pool, small: Mapping[str, Refusal], fleet: Fleet) -> str:
     """What turned down the profiles that come before the chosen one, and the nodes that could not have it."""
     said = []
     profiles = {c.profile: [o for o in before if o.profile == c.profile and o.refusals] for c in before}
@@ -185,6 +238,10 @@ def _against(before: Sequence[Candidate], pool: Pool) -> str:
         if nodes
         for node in (min(nodes),)
     }
+    if small:
+        first = next(iter(small))
+        count = sum(len(fleet.classes[name].nodes) for name in small)
+        others["memory"] = (count, f"{first}: {small[first].reason}")
     if others:
         said.append(f"other nodes could not ({_counted(others)})")
     return "; ".join(said)

@@ -110,6 +110,7 @@ def _node(node: Node, holders: dict[int, str], *, held: bool) -> Json:
         "devices": [
             _device(d, holders.get(d.number)) | {"unusable": unusable(d, seen)} for d in node.inventory.devices
         ],
+        "weights": [{"name": w.name, "weights_bytes": w.weights_bytes, "source": w.source} for w in node.weights],
         "inventory": inventory_view(node.inventory),
     }
 
