@@ -111,4 +111,6 @@ def test_under_the_brake_no_row_of_a_silent_node_is_superseded(state: ClusterSta
             assert before.id in after, "it is kept"
             assert after[before.id].superseded_by in (before.superseded_by, None)
     for decision in outcome.decisions:
-        assert decision.kind is not DecisionKind.EVICT or not any(f"node {n} is lost" in decision.reason for n in silent)
+        assert decision.kind is not DecisionKind.EVICT or not any(
+            f"node {n} is lost" in decision.reason for n in silent
+        )
