@@ -33,17 +33,24 @@ def _served(replica: Replica, state: ClusterState) -> Endpoint | None:
     report = state.report(head, replica.generation)
     if node is None or report is None or report.state not in (ShardState.READY, ShardState.DRAINING):
         return None
+    # Rank 0 goes on answering, and hangs with the first request, when another rank is gone.
+    others = (state.report(shard, replica.generation) for shard in replica.shards[1:])
+    if any(r is not None and (r.state is ShardState.STOPPING or r.state.ended) for r in others):
+        return None
     going = replica.goal is not Goal.RUN and node.state is NodeState.CONNECTED
     return _endpoint(report, draining=going or report.state is ShardState.DRAINING)
 
 
 def routes(settings: Settings, state: ClusterState, views: Mapping[str, ModelView], created: int) -> tuple[Route, ...]:
-    """A route a model, in the catalog's order; ``views`` says how each is. Of that only what any user may see."""
+    """A route a model, in the catalog's order; ``views`` says how each is. Of that only what any user may see.
+
+    A model's adapters follow it, each with the replicas that were started with it.
+    """
     rows: dict[str, list[Replica]] = {}
     for row in state.replicas:
         if row.shards:
             rows.setdefault(row.model, []).append(row)
-    made = []
+    made: list[Route] = []
     for model in settings.models:
         view = views.get(model.name)
         if model.endpoints:
@@ -51,13 +58,18 @@ def routes(settings: Settings, state: ClusterState, views: Mapping[str, ModelVie
             there = tuple(_static(url) for url in model.endpoints)
             made.append(Route(model.name, there, "is served elsewhere", created, state="static", wanted=count))
             continue
-        endpoints = tuple(e for r in rows.get(model.name, ()) if (e := _served(r, state)) is not None)
+        replicas = rows.get(model.name, ())
+        serving = [(e, r.profile.served(model.name)) for r in replicas if (e := _served(r, state)) is not None]
         scaling = model.scaling
         hold_s = scaling.hold_s if scaling is not None and scaling.min == 0 else 0.0
-        route = Route(model.name, endpoints, "", created, hold_s)
-        if view is not None:
-            route = evolve(route, public=view.public, state=view.state, ready=view.ready, wanted=view.wanted)
-        made.append(route)
+        for name in model.names:
+            endpoints = tuple(endpoint for endpoint, served in serving if name in served)
+            route = Route(name, endpoints, "", created, hold_s)
+            if view is not None:
+                # The model is ready, and an adapter of it may not be yet.
+                said = view.public if endpoints or not view.ready else "is being updated"
+                route = evolve(route, public=said, state=view.state, ready=view.ready, wanted=view.wanted)
+            made.append(route)
     return tuple(made)
 
 
