@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import http.client
 import json
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
+import click
 from attrs import frozen
 
 from llmgw.cli.files import server_config
@@ -31,12 +33,22 @@ class AdminClient:
 
         Raises :class:`PeerError` when nothing answers, :class:`OperatorError` when the answer is an error.
         """
+        return self._ask("GET", path, None, _TIMEOUT_S)
+
+    def post(self, path: str, body: Mapping[str, Any], timeout_s: float = _TIMEOUT_S) -> Any:
+        """The JSON answer of ``POST /api/v1/<path>`` with this JSON body; raises as :meth:`get` does."""
+        return self._ask("POST", path, json.dumps(body).encode(), timeout_s)
+
+    def _ask(self, method: str, path: str, body: bytes | None, timeout_s: float) -> Any:
         address = f"{self.host}:{self.port}"
-        connection = http.client.HTTPConnection(self.host, self.port, timeout=_TIMEOUT_S)
+        connection = http.client.HTTPConnection(self.host, self.port, timeout=timeout_s)
+        fields = {"authorization": f"Bearer {self.token}"}
+        if body is not None:
+            fields["content-type"] = "application/json"
         try:
-            connection.request("GET", f"/api/v1/{path}", headers={"authorization": f"Bearer {self.token}"})
+            connection.request(method, f"/api/v1/{path}", body, fields)
             answer = connection.getresponse()
-            body = answer.read()
+            content = answer.read()
         except (OSError, http.client.HTTPException) as failed:
             reason = getattr(failed, "strerror", None) or str(failed) or type(failed).__name__
             raise PeerError(
@@ -45,7 +57,7 @@ class AdminClient:
         finally:
             connection.close()
         try:
-            value = json.loads(body)
+            value = json.loads(content)
         except ValueError as failed:
             raise PeerError(
                 f"admin API at {address}", f"answered {answer.status} and no JSON", "is it an llmgw server? see --admin"
@@ -56,6 +68,11 @@ class AdminClient:
                 f"admin API at {address}", said.get("reason", f"answered {answer.status}"), said.get("remedy", "")
             )
         return value
+
+
+def client_of(ctx: click.Context) -> AdminClient:
+    """The client that the options of ``llmgw ctl`` lead to. Raises as :func:`connect` does."""
+    return connect(*ctx.obj)
 
 
 def connect(admin: str | None, token_file: Path | None, config: Path | None) -> AdminClient:

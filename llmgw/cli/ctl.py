@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import click
 
-from llmgw.cli.admin_client import AdminClient, connect
+from llmgw.cli.admin_client import client_of
+from llmgw.cli.ctl_brake import brake, say_brake
+from llmgw.cli.ctl_plan import plan
+from llmgw.cli.ctl_why import why
+from llmgw.cli.explain import explain_lines
 from llmgw.cli.terminal import ago, echo_json, table
 
 _as_json = click.option("--json", "as_json", is_flag=True, help="The admin API's answer as it is.")
@@ -26,13 +29,15 @@ _as_json = click.option("--json", "as_json", is_flag=True, help="The admin API's
 def command(ctx: click.Context, config: Path | None, admin: str | None, token_file: Path | None) -> None:
     """Ask the control plane what runs where, and why.
 
-    Exit codes: 0 answered, 2 wrong usage or refused, 3 the control plane does not answer.
+    Exit codes: 0 answered, 1 the answer is bad news (status --exit-code, plan), 2 wrong usage or refused, 3 the control
+    plane does not answer.
     """
     ctx.obj = (admin, token_file, config)
 
 
-def _client(ctx: click.Context) -> AdminClient:
-    return connect(*ctx.obj)
+command.add_command(plan)
+command.add_command(why)
+command.add_command(brake)
 
 
 def _devices(node: dict[str, Any]) -> str:
@@ -49,7 +54,7 @@ def _devices(node: dict[str, Any]) -> str:
 @click.pass_context
 def nodes(ctx: click.Context, as_json: bool) -> None:
     """Every node: its state, why, since when, and what happens next."""
-    answer = _client(ctx).get("nodes")
+    answer = client_of(ctx).get("nodes")
     if as_json:
         echo_json(answer)
         return
@@ -69,19 +74,7 @@ def nodes(ctx: click.Context, as_json: bool) -> None:
             click.echo(f"{node['id']}: {warning['reason']}. {warning['remedy']}".rstrip(". ") + ".")
     if not answer["nodes"]:
         click.echo("no node has ever registered; start `llmgw agent` on one")
-
-
-def explain_lines(model: dict[str, Any]) -> Iterator[str]:
-    """Why a model has no place: a line for the whole, then one for each candidate and reason."""
-    unplaced = model["unplaced"]
-    if unplaced is None:
-        return
-    yield f"{model['name']}: {unplaced['running']} of {unplaced['wanted']} placed. {unplaced['reason']}"
-    for candidate in unplaced["candidates"]:
-        for refusal in candidate["refusals"]:
-            remedy = f" -> {refusal['remedy']}" if refusal["remedy"] else ""
-            where = f"{candidate['node']}, profile {candidate['profile']}"
-            yield f"  {where}: {refusal['reason']} [{refusal['filter']}]{remedy}"
+    say_brake(answer)
 
 
 def show_models(models: list[dict[str, Any]]) -> None:
@@ -111,11 +104,12 @@ def show_models(models: list[dict[str, Any]]) -> None:
 @click.pass_context
 def models(ctx: click.Context, as_json: bool) -> None:
     """Every model, and for what has no place every candidate with the reason that turned it down."""
-    answer = _client(ctx).get("models")
+    answer = client_of(ctx).get("models")
     if as_json:
         echo_json(answer)
-    else:
-        show_models(answer["models"])
+        return
+    show_models(answer["models"])
+    say_brake(answer)
 
 
 def memory(replica: dict[str, Any]) -> str:
@@ -133,7 +127,7 @@ def replicas(ctx: click.Context, as_json: bool) -> None:
 
     One that runs over several nodes has a line for each of its ranks below it.
     """
-    answer = _client(ctx).get("replicas")
+    answer = client_of(ctx).get("replicas")
     if as_json:
         echo_json(answer)
         return
@@ -162,6 +156,7 @@ def replicas(ctx: click.Context, as_json: bool) -> None:
             click.echo(f"{replica['id']} on {warning}")
         if replica["log_path"] and replica["state"] != "ready":
             click.echo(f"{replica['id']}: its log is {replica['log_path']} on {replica['nodes'][0]}")
+    say_brake(answer)
 
 
 def _ranks(replica: dict[str, Any]) -> list[dict[str, Any]]:
@@ -178,7 +173,7 @@ def _ranks(replica: dict[str, Any]) -> list[dict[str, Any]]:
 @click.pass_context
 def status(ctx: click.Context, as_json: bool, exit_code: bool) -> None:
     """The cluster at a glance."""
-    client = _client(ctx)
+    client = client_of(ctx)
     answer = client.get("status")
     if as_json:
         echo_json(answer)

@@ -8,9 +8,9 @@ from typing import Any
 
 from attrs import define, field
 
-from llmgw.cli.ctl import explain_lines
 from llmgw.cli.demo_files import DemoEngine
 from llmgw.cli.demo_run import DemoRun
+from llmgw.cli.explain import explain_lines
 from llmgw.errors import OperatorError
 
 _PROMPT = "Say something short."

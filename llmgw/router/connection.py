@@ -17,6 +17,7 @@ from llmgw.router.exchange import Exchange, Shared
 from llmgw.router.http1 import MAX_HEAD_BYTES, BadMessage, ChunkDecoder, RequestHead, parse_request
 from llmgw.router.requests import Kind, kind_of, model_asked, model_of
 from llmgw.router.sockets import Peer
+from llmgw.router.table import Route
 
 HEAD_S = 10.0
 IDLE_S = 75.0
@@ -152,14 +153,14 @@ class Connection:
         directory = self._shared.directory
         match kind:
             case Kind.MODELS:
-                listed = [_model_object(r.model, r.created) for r in directory.routes()]
+                listed = [_model_object(r) for r in directory.routes()]
                 content = orjson.dumps({"object": "list", "data": listed})
             case Kind.MODEL:
                 name = model_of(path)
                 found = directory.find(name)
                 if found is None:
                     raise _unknown_model(name)
-                content = orjson.dumps(_model_object(name, found[0].created))
+                content = orjson.dumps(_model_object(found[0]))
             case Kind.HEALTH:
                 content, content_type = b"ok\n", b"text/plain; charset=utf-8"
             case Kind.READY:
@@ -201,8 +202,10 @@ class Connection:
         return await self.exchange.run(*found, body)
 
 
-def _model_object(name: str, created: int) -> dict[str, object]:
-    return {"id": name, "object": "model", "created": created, "owned_by": "llmgw"}
+def _model_object(route: Route) -> dict[str, object]:
+    """As the OpenAI API has it; clients ignore what is in ``llmgw``, operators read there how the model is."""
+    how = {"state": route.state, "ready": route.ready, "wanted": route.wanted, "status": route.public}
+    return {"id": route.model, "object": "model", "created": route.created, "owned_by": "llmgw", "llmgw": how}
 
 
 def _unknown_model(name: str) -> ApiError:

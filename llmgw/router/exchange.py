@@ -123,7 +123,7 @@ class Exchange:
                         ) from failed
         if last:
             raise ApiError(502, f"No engine of {model} gave an answer; the last one {last}.", "engine_failed")
-        why = f": {route.reason}" if route.reason else ""
+        why = f": it {route.public}" if route.public else ""
         raise ApiError(503, f"No replica of {model} is ready{why}.", "no_ready_replica", retry_after_s=_RETRY_AFTER_S)
 
     async def _ask(self, engine: Engine, head: bytes, body: bytes) -> bool:

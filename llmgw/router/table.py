@@ -28,16 +28,20 @@ class Endpoint:
 
 @frozen
 class Route:
-    """A model and its engines. ``reason`` says why there is none, for the client's error message.
+    """A model, its engines, and how it is: ``ready`` (``None``: nobody counts them) of ``wanted`` replicas.
 
+    ``public`` is a phrase for the model's users, to be put behind its name: no node, replica or other model is in it.
     ``hold_s`` is how long a request waits for an engine when there is none, because one is started for it.
     """
 
     model: str
     endpoints: tuple[Endpoint, ...]
-    reason: str = ""
+    public: str = ""
     created: int = 0
     hold_s: float = 0.0
+    state: str = ""
+    ready: int | None = None
+    wanted: int = 0
 
 
 @frozen

@@ -29,8 +29,12 @@ class Brake:
         )
 
 
+HELD = "the brake is on: nothing is replaced until it is back, or llmgw ctl brake release confirms that it is gone"
+"""What happens next to a silent node, and to what runs there, under the brake."""
+
+
 def brake(nodes: Iterable[Node], liveness: Liveness, released: float) -> Brake | None:
-    """Whether more nodes than may be are silent since one window of time. Those silent at ``released`` do not count."""
+    """Whether more nodes than may be fell silent within one window; those not heard after ``released`` are gone."""
     everyone = list(nodes)
     quiet = sorted((n.heard, n.id) for n in everyone if n.state is not NodeState.CONNECTED and n.heard > released)
     best: list[tuple[float, str]] = []

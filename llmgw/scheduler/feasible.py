@@ -155,8 +155,8 @@ def node_refusals(need: Need, view: NodeView) -> tuple[Refusal, ...]:
     return tuple(r for f in FILTERS if (r := f(need, view)) is not None)
 
 
-def _against(need: Need, device: Device, view: NodeView) -> str | None:
-    """Why this one device cannot be given out, or ``None``."""
+def unusable(device: Device, view: NodeView) -> str | None:
+    """Why nobody can be given this device now, or ``None``."""
     if device.faults:
         return f"{device.label} {device.faults[0].reason}"
     if (holder := view.taken.get(device.number)) is not None:
@@ -166,8 +166,14 @@ def _against(need: Need, device: Device, view: NodeView) -> str | None:
         other = view.shared.get((device.mig.card, device.mig.gpu_instance))
         if other is not None:
             return f"{device.label} shares its memory with {other.label}, which runs {view.taken[other.number]}"
-    if (held := stranger(device, ours=False)) is not None:
-        return held.reason
+    held = stranger(device, ours=False)
+    return None if held is None else held.reason
+
+
+def _against(need: Need, device: Device, view: NodeView) -> str | None:
+    """Why this one device cannot be given out for this need, or ``None``."""
+    if (why := unusable(device, view)) is not None:
+        return why
     if need.memory_gib is not None and device.total_mib is not None and device.total_mib < need.memory_gib * 1024:
         return f"{device.label} has {device.total_mib / 1024:.1f} GiB, {need.memory_gib:g} GiB are needed"
     for name, least_mib in need.least_mib:

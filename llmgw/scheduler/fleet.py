@@ -84,11 +84,12 @@ class Ranking:
 
 
 class Pool:
-    """Every node's answer to one need: what it could give, or why not."""
+    """Every node's answer to one need: what it could give, or why not; ``by_filter`` has whom which filter refused."""
 
     def __init__(self, need: Need) -> None:
         self.need = need
         self.refused: dict[str, tuple[Refusal, ...]] = {}
+        self.by_filter: dict[str, dict[str, None]] = {}
         self.offers: dict[str, dict[str, Choice]] = {name: {} for name in need.classes}
         self.ranked: dict[str, Ranking] = {name: Ranking() for name in need.classes}
         self.rails: dict[str, dict[Rails, Ranking]] = {name: {} for name in need.classes}
@@ -114,9 +115,11 @@ class Pool:
                         self.rails[device_class].setdefault(rails, Ranking()).put(name, found)
         if not any(name in some for some in self.offers.values()):
             self.refused[name] = tuple(against)
+            self.by_filter.setdefault(against[0].filter, {})[name] = None
 
     def _forget(self, name: str) -> None:
-        self.refused.pop(name, None)
+        if (against := self.refused.pop(name, None)) is not None:
+            del self.by_filter[against[0].filter][name]
         for device_class in self.need.classes:
             if self.offers[device_class].pop(name, None) is not None:
                 self.ranked[device_class].drop(name)

@@ -14,6 +14,10 @@ from llmgw.scheduler.state import Node
 from llmgw.settings.catalog import Model, Profile
 from llmgw.settings.memory import arithmetic_of, remedy_of
 
+_MOST_SAID = 6
+_LONGEST = 160
+"""Bounds of what is stored with each placement: kinds of refusals, and letters of an example."""
+
 
 @frozen
 class Part:
@@ -25,13 +29,17 @@ class Part:
 
 @frozen
 class Placement:
-    """Where a replica goes: one part a node, rank 0 first, all of one device class, and the fabric between them."""
+    """Where a replica goes: one part a node, rank 0 first, all of one device class, and the fabric between them.
+
+    ``against`` says in short what turned the others down: by filter, how many, and one of them.
+    """
 
     profile: Profile
     device_class: str
     parts: tuple[Part, ...]
     fabric: str | None
     reason: str
+    against: str = ""
 
 
 @frozen
@@ -59,7 +67,7 @@ def place(
             names = [later.name for later in model.profiles[at:]]
             candidates += [Candidate(view.node.id, name, (not_yet,)) for name in names for view in fleet]
             return NoPlace(f"profile {profile.name}: {not_yet.reason}", not_yet.remedy, tuple(candidates))
-        small, least_mib = _too_small(model, profile, fleet)
+        small, least_mib = too_small(model, profile, fleet)
         pool = fleet.pool(need_of(profile, model.placement, least_mib))
         against: dict[str, list[Refusal]] = {}
         together: list[Candidate] = []
@@ -71,18 +79,19 @@ def place(
             offers = pool.offers[name]
             if not offers:
                 continue
-            if (refusal := _over_quota(model, profile, name, used, quotas)) is not None:
+            if (refusal := over_quota(model, profile, name, used, quotas)) is not None:
                 for node in offers:
                     against.setdefault(node, []).append(refusal)
                 continue
-            found = _alone(model, pool, name, here) if profile.nodes == 1 else _together(model, pool, name, here, fleet)
-            if isinstance(found, _Chosen):
-                return _placement(model, profile, name, found, pool, fleet)
+            found = _alone(model, pool, name, here) if profile.nodes == 1 else fabric_of(model, pool, name, here, fleet)
+            if isinstance(found, Chosen):
+                said = _against(candidates, pool, small, fleet)
+                return evolve(_placement(model, profile, name, found, pool, fleet), against=said)
             if profile.nodes > 1 and found is not None:
                 together.append(Candidate("+".join(sorted(offers)), profile.name, (found,)))
                 continue
             for node in offers:
-                against.setdefault(node, []).append(_too_many_here(model, node, here[node]))
+                against.setdefault(node, []).append(too_many_here(model, node, here[node]))
         for node, some in pool.refused.items():
             against[node] = [*against.get(node, ()), *some]
         # By all that speaks against a node as it is before what speaks against one more replica there.
@@ -96,7 +105,7 @@ def place(
 
 def doubt(model: Model, profile: Profile, fleet: Fleet) -> NoPlace | None:
     """Why nothing that serves should give way to this profile: it fits nowhere, or nobody knows yet whether it does."""
-    small, _ = _too_small(model, profile, fleet)
+    small, _ = too_small(model, profile, fleet)
     there = [name for name in profile.device_class if name in fleet.classes]
     if not fleet.sizes.looked_for_by(profile) and not (there and all(name in small for name in there)):
         return None
@@ -110,7 +119,7 @@ def _not_yet(profile: Profile, looking: Sequence[str]) -> Refusal:
     return Refusal("memory", reason, "wait: it is asked, for 10 s at most")
 
 
-def _too_small(model: Model, profile: Profile, fleet: Fleet) -> tuple[dict[str, Refusal], tuple[tuple[str, int], ...]]:
+def too_small(model: Model, profile: Profile, fleet: Fleet) -> tuple[dict[str, Refusal], tuple[tuple[str, int], ...]]:
     """The device classes none of whose devices can hold the profile, and what a device of another must have (MiB).
 
     Asked of classes, not of devices: a class has one size but for its rounding, and what all of it can hold needs no
@@ -130,7 +139,9 @@ def _too_small(model: Model, profile: Profile, fleet: Fleet) -> tuple[dict[str, 
 
 
 @frozen
-class _Chosen:
+class Chosen:
+    """The nodes of a place, the fabric between them, and how many could have been taken."""
+
     nodes: tuple[str, ...]
     fabric: str | None
     of: int
@@ -144,13 +155,13 @@ def _room(model: Model, ranking: Ranking, here: Mapping[str, int]) -> Iterator[s
             yield node
 
 
-def _alone(model: Model, pool: Pool, name: str, here: Mapping[str, int]) -> _Chosen | None:
+def _alone(model: Model, pool: Pool, name: str, here: Mapping[str, int]) -> Chosen | None:
     ranking = pool.ranked[name]
     node = next(_room(model, ranking, here), None)
-    return None if node is None else _Chosen((node,), None, len(ranking))
+    return None if node is None else Chosen((node,), None, len(ranking))
 
 
-def _together(model: Model, pool: Pool, name: str, here: Mapping[str, int], fleet: Fleet) -> _Chosen | Refusal:
+def fabric_of(model: Model, pool: Pool, name: str, here: Mapping[str, int], fleet: Fleet) -> Chosen | Refusal:
     """Nodes of one device class on one fabric with as many rails, or why there are not enough.
 
     NCCL pairs adapters by position, so nodes with another number of ports of the fabric do not go together.
@@ -161,7 +172,7 @@ def _together(model: Model, pool: Pool, name: str, here: Mapping[str, int], flee
     for rails, ranking in sorted(groups.items(), key=lambda g: (len(g[1]), g[0].label, -g[0].ports)):
         chosen = tuple(itertools.islice(_room(model, ranking, here), count)) if len(ranking) >= count else ()
         if len(chosen) == count:
-            return _Chosen(tuple(sorted(chosen)), rails.label, len(ranking))
+            return Chosen(tuple(sorted(chosen)), rails.label, len(ranking))
     there = [
         f"{rails.label} has {len(some)} ({', '.join(some)}, {rails.ports} x {rails.kind})"
         for rails, ranking in sorted(groups.items(), key=lambda g: (g[0].label, g[0].ports))
@@ -171,21 +182,23 @@ def _together(model: Model, pool: Pool, name: str, here: Mapping[str, int], flee
         if not rails_of(fleet.view(node).node):
             there.append(f"{node} {_no_fabric(fleet.view(node).node)}")
         elif model.placement.per_node is not None and here.get(node, 0) >= model.placement.per_node:
-            there.append(_too_many_here(model, node, here[node]).reason)
+            there.append(too_many_here(model, node, here[node]).reason)
     reason = f"needs one fabric over {count} nodes of {name}: {'; '.join(there)}"
     remedy = "free or add nodes on one fabric with as many ports each, or use a profile that fits one node"
     return Refusal("fabric", reason, remedy)
 
 
-def _too_many_here(model: Model, node: str, count: int) -> Refusal:
+def too_many_here(model: Model, node: str, count: int) -> Refusal:
+    """Why a node with so many replicas of the model gets no more."""
     most = model.placement.per_node
     reason = f"{node} has {count} of {model.name}, placement.per_node allows {most}"
     return Refusal("per-node", reason, "add nodes, or raise placement.per_node")
 
 
-def _over_quota(
+def over_quota(
     model: Model, profile: Profile, name: str, used: Mapping[str, int], quotas: Mapping[str, int]
 ) -> Refusal | None:
+    """Whether one more replica would be over its group's quota of a class."""
     most = quotas.get(name)
     if most is None or used.get(name, 0) + profile.devices <= most:
         return None
@@ -193,7 +206,7 @@ def _over_quota(
     return Refusal("quota", reason, f"raise quotas.{model.group}.{name}, or lower the replicas of the group")
 
 
-def _placement(model: Model, profile: Profile, name: str, chosen: _Chosen, pool: Pool, fleet: Fleet) -> Placement:
+def _placement(model: Model, profile: Profile, name: str, chosen: Chosen, pool: Pool, fleet: Fleet) -> Placement:
     parts, where = [], []
     for node in chosen.nodes:
         devices = pool.offers[name][node].devices
@@ -207,6 +220,40 @@ def _placement(model: Model, profile: Profile, name: str, chosen: _Chosen, pool:
     memory = "" if counted is None else f"; {counted.short}"
     reason = f"profile {profile.name} on {'; '.join(where)} ({name}){over}{others}{memory}"
     return Placement(profile, name, tuple(parts), chosen.fabric, reason)
+
+
+def _against(before: Sequence[Candidate], pool: Pool, small: Mapping[str, Refusal], fleet: Fleet) -> str:
+    """What turned down the profiles that come before the chosen one, and the nodes that could not have it."""
+    said = []
+    profiles = {c.profile: [o for o in before if o.profile == c.profile and o.refusals] for c in before}
+    for profile, candidates in list(profiles.items())[:_MOST_SAID]:
+        firsts: dict[str, list[Candidate]] = {}
+        for candidate in candidates:
+            firsts.setdefault(candidate.refusals[0].filter, []).append(candidate)
+        counts = {name: (len(some), f"{some[0].node}: {some[0].refusals[0].reason}") for name, some in firsts.items()}
+        said.append(f"profile {profile} has no place ({_counted(counts)})")
+    others = {
+        name: (len(nodes), f"{node}: {pool.refused[node][0].reason}")
+        for name, nodes in pool.by_filter.items()
+        if nodes
+        for node in (min(nodes),)
+    }
+    if small:
+        first = next(iter(small))
+        count = sum(len(fleet.classes[name].nodes) for name in small)
+        others["memory"] = (count, f"{first}: {small[first].reason}")
+    if others:
+        said.append(f"other nodes could not ({_counted(others)})")
+    return "; ".join(said)
+
+
+def _counted(counts: Mapping[str, tuple[int, str]]) -> str:
+    """``3 by devices, such as n4: 1 of 1 devices short: …``, the most frequent filter first."""
+    ranked = sorted(counts.items(), key=lambda i: (-i[1][0], i[0]))[:_MOST_SAID]
+    return "; ".join(
+        f"{count} by {name}, such as {text if len(text) <= _LONGEST else f'{text[:_LONGEST]}…'}"
+        for name, (count, text) in ranked
+    )
 
 
 def _no_fabric(node: Node) -> str:

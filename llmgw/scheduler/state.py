@@ -202,8 +202,8 @@ class ClusterState:
 
     ``in_flight`` counts the router's open requests by shard; a shard that is missing from it has an unknown
     number. ``next_serial`` is the number of the next new replica. ``unplaced_since`` says since when a model has had
-    replicas without a place, by the pass before. ``brake_released`` is when an operator last said that nodes which
-    were silent by then are really gone. ``demands`` has what models have to do, as far as anybody knows, and ``scales``
+    replicas without a place, by the pass before. ``brake_released`` is the time up to which nodes were heard that are
+    really gone, as an operator said. ``demands`` has what models have to do, as far as anybody knows, and ``scales``
     what came of it in the pass before. ``learned`` is what profiles were measured to need.
     """
 

@@ -6,7 +6,9 @@ from collections.abc import Callable
 
 from attrs import frozen
 
+from llmgw.scheduler.brake import HELD, brake
 from llmgw.scheduler.explain import Unplaced
+from llmgw.scheduler.public import public
 from llmgw.scheduler.state import Assignment, ClusterState, Goal, Node, NodeState, Replica, ShardReport, ShardState
 from llmgw.settings.catalog import Model
 
@@ -54,7 +56,10 @@ class ReplicaView:
 
 @frozen
 class ModelView:
-    """One model that is placed. ``state``: ``ready``, ``off``, ``unplaced``, ``degraded``, or its replicas' worst."""
+    """One model that is placed. ``state``: ``ready``, ``off``, ``unplaced``, ``degraded``, or its replicas' worst.
+
+    ``public`` is for its users: a phrase that names no node, no replica and no other model.
+    """
 
     name: str
     wanted: int
@@ -63,6 +68,7 @@ class ModelView:
     reason: str
     since: float | None
     next: str
+    public: str = ""
 
 
 _FARTHEST = ("failed", "waiting", "lost", "placed", "starting", "loading", "draining", "stopping", "stopped", "ready")
@@ -92,8 +98,8 @@ def _telling(row: Replica, state: ClusterState) -> _Seen | None:
     return seen[0] if seen else None
 
 
-def _judge(row: Replica, seen: _Seen | None, now: float) -> tuple[str, str, float, str]:
-    """State, reason, since, next."""
+def _judge(row: Replica, seen: _Seen | None, now: float, *, held: bool) -> tuple[str, str, float, str]:
+    """State, reason, since, next; ``held`` says that the brake is on."""
     place, node, report = seen if seen is not None else (None, None, None)
     if not row.shards:
         return "waiting", row.reason, row.since, f"placed with profile {row.profile.name} as soon as there is room"
@@ -111,6 +117,8 @@ def _judge(row: Replica, seen: _Seen | None, now: float) -> tuple[str, str, floa
         then = (
             f"stopped once {row.superseded_by} is ready and the node is back"
             if row.superseded_by
+            else HELD
+            if held
             else "taken back with its engine if the node returns before there is another place"
         )
         return "lost", f"node {name} is lost; its engine was {was}", node.since if node else row.since, then
@@ -126,17 +134,18 @@ def _judge(row: Replica, seen: _Seen | None, now: float) -> tuple[str, str, floa
         then = f"stopped once {row.superseded_by} is ready"
     if node.state is NodeState.UNREACHABLE:
         reason = f"{reason}; node {node.id} is unreachable, this is what it said last"
+        then = HELD if held else then
     return report.state.value, reason, report.since, then
 
 
-def replica_view(row: Replica, state: ClusterState, now: float) -> ReplicaView:
-    """One replica as it stands."""
+def replica_view(row: Replica, state: ClusterState, now: float, *, held: bool = False) -> ReplicaView:
+    """One replica as it stands; ``held`` says that the brake is on."""
     shards = tuple(
         ShardView(s.shard, s.rank, s.node, _labels(state.node(s.node), s.devices), state.report(s, row.generation))
         for s in row.shards
     )
     report = shards[0].report if shards else None
-    word, reason, since, then = _judge(row, _telling(row, state), now)
+    word, reason, since, then = _judge(row, _telling(row, state), now, held=held)
     reports = tuple((s, state.report(s, row.generation)) for s in row.shards)
     return ReplicaView(
         id=row.id,
@@ -174,39 +183,76 @@ def _peaks(
 
 def replica_views(state: ClusterState, now: float) -> tuple[ReplicaView, ...]:
     """Every replica, by id."""
-    return tuple(replica_view(row, state, now) for row in sorted(state.replicas, key=lambda r: r.id))
+    held = _held(state)
+    return tuple(replica_view(row, state, now, held=held) for row in sorted(state.replicas, key=lambda r: r.id))
+
+
+def _held(state: ClusterState) -> bool:
+    return brake(state.nodes, state.liveness, state.brake_released) is not None
+
+
+@frozen
+class _Brief:
+    """As much of a replica as its model's view needs."""
+
+    row: Replica
+    state: str
+    reason: str
+    since: float
+    next: str
+    progress: float | None
+
+
+def _brief(row: Replica, state: ClusterState, now: float, *, held: bool) -> _Brief:
+    seen = _telling(row, state)
+    progress = None if seen is None or seen[2] is None else seen[2].progress
+    return _Brief(row, *_judge(row, seen, now, held=held), progress)
 
 
 def model_views(state: ClusterState, unplaced: tuple[Unplaced, ...], now: float) -> tuple[ModelView, ...]:
     """Every model that is placed, in the catalog's order."""
     missing = {item.model: item for item in unplaced}
-    replicas = replica_views(state, now)
-    return tuple(
-        _model(model, [v for v in replicas if v.model == model.name], missing.get(model.name)) for model in state.models
-    )
+    held = _held(state)
+    of_model: dict[str, list[_Brief]] = {model.name: [] for model in state.models}
+    for row in state.replicas:
+        if row.model in of_model:
+            of_model[row.model].append(_brief(row, state, now, held=held))
+    return tuple(_model(model, of_model[model.name], missing.get(model.name)) for model in state.models)
 
 
-def _model(model: Model, views: list[ReplicaView], missing: Unplaced | None) -> ModelView:
-    ready = [v for v in views if v.state == "ready"]
-    count, wanted = len(ready), model.replicas
-    if wanted == 0 and not views:
-        return ModelView(model.name, 0, 0, "off", "no replica is wanted", None, "set replicas in the settings")
-    if count >= wanted:
-        since = max((v.since for v in ready), default=None)
-        return ModelView(
-            model.name, wanted, count, "ready" if wanted else "off", f"{count} of {wanted} ready", since, ""
-        )
-    behind = sorted((v for v in views if v.state != "ready"), key=lambda v: (_rank(v.state), v.id))
+def _model(model: Model, briefs: list[_Brief], missing: Unplaced | None) -> ModelView:
+    wanted = model.replicas
+    ready = [b for b in briefs if b.state == "ready"]
+    behind = sorted((b for b in briefs if b.state != "ready"), key=lambda b: (_rank(b.state), b.row.id))
     first = behind[0] if behind else None
+    word, reason, since, then = _words(wanted, ready, first, missing)
+    said = public(
+        word,
+        len(ready),
+        wanted,
+        progress=None if first is None else first.progress,
+        updating=any(not b.row.shards or (b.row.goal is not Goal.RUN and b.row.other is not None) for b in briefs),
+        failed=first is not None and first.row.failures > 0,
+    )
+    return ModelView(model.name, wanted, len(ready), word, reason, since, then, said)
+
+
+def _words(
+    wanted: int, ready: list[_Brief], first: _Brief | None, missing: Unplaced | None
+) -> tuple[str, str, float | None, str]:
+    """State, reason, since, next; ``first`` is the replica that is farthest from ready."""
+    count = len(ready)
+    if wanted == 0 and not count and first is None:
+        return "off", "no replica is wanted", None, "set replicas in the settings"
+    if count >= wanted:
+        since = max((b.since for b in ready), default=None)
+        return "ready" if wanted else "off", f"{count} of {wanted} ready", since, ""
     if missing is not None and (first is None or first.state in ("lost", "stopping", "draining")):
-        word = "degraded" if count else "unplaced"
         then = "placed as soon as one of the reasons below is gone"
-        return ModelView(model.name, wanted, count, word, missing.reason, missing.since, then)
+        return "degraded" if count else "unplaced", missing.reason, missing.since, then
     if first is None:
-        word = "degraded" if count else "waiting"
-        return ModelView(model.name, wanted, count, word, "not looked at yet", None, "placed in the next pass")
-    word = "degraded" if count else first.state
-    return ModelView(model.name, wanted, count, word, f"{first.id}: {first.reason}", first.since, first.next)
+        return "degraded" if count else "waiting", "not looked at yet", None, "placed in the next pass"
+    return "degraded" if count else first.state, f"{first.row.id}: {first.reason}", first.since, first.next
 
 
 def _rank(word: str) -> int:

@@ -159,7 +159,7 @@ class Working:
             placed=self.now,
         )
         self._enter(row)
-        self.say(DecisionKind.PLACE, row, reason)
+        self.say(DecisionKind.PLACE, row, f"{reason}; {found.against}" if found.against else reason)
         return row
 
     def retire(self, row: Replica, reason: str, kind: DecisionKind | None = None, other: Profile | None = None) -> None:

@@ -73,8 +73,7 @@ class Cluster:
         self._learned = {(item.digest, item.device_class): item for item in learned}
         self._next_serial = next_serial
         self._woken = woken
-        # Silence counts from our own start at the earliest: while we were down, nobody could be heard.
-        self._rows = {row.id: evolve(row, last_heard=max(row.last_heard, started)) for row in nodes}
+        self._rows = {row.id: row for row in nodes}
         self._links: dict[str, float] = {}
         self._left: dict[str, str] = {}
         self._seen: dict[str, tuple[NodeState, float]] = {}
@@ -186,6 +185,10 @@ class Cluster:
         """Whether a session with this node is open."""
         return node in self._links
 
+    def silent_since(self, row: NodeRow) -> float:
+        """From when on a node's silence counts: not before our own start, for until then nobody could be heard."""
+        return max(row.last_heard, self.started)
+
     def row(self, node: str) -> NodeRow | None:
         """The node's row as it would be stored."""
         return self._rows.get(node)
@@ -207,9 +210,9 @@ class Cluster:
         """The node's engines said what they have."""
         self._demand.worked(node, loads)
 
-    def release_brake(self, at: float) -> None:
-        """An operator says that the nodes which are silent by now are gone."""
-        self.brake_released = at
+    def release_brake(self, silent_since: float) -> None:
+        """An operator says that the nodes which were not heard after this time are gone."""
+        self.brake_released = silent_since
         self._woken()
 
     def state(self, now: float) -> ClusterState:
@@ -249,7 +252,7 @@ class Cluster:
         return tuple(changed)
 
     def _node(self, row: NodeRow, now: float) -> Node:
-        seen = node_state(row.last_heard, now, self.settings.liveness)
+        seen = node_state(self.silent_since(row), now, self.settings.liveness)
         reason = seen.reason
         if not self.linked(row.id) and (why := self._left.get(row.id)):
             reason = f"{reason}; the link ended: {why}"

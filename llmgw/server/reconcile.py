@@ -14,9 +14,9 @@ from attrs import evolve
 from llmgw.errors import OperatorError
 from llmgw.link.messages import DrainShard, ForgetShard, ShardCommand, StartShard, StopShard
 from llmgw.router.table import Table
-from llmgw.scheduler.brake import Brake
+from llmgw.scheduler.brake import HELD, Brake
 from llmgw.scheduler.decide import decide
-from llmgw.scheduler.explain import Command, Decision, DrainCommand, Outcome, StartCommand, StopCommand
+from llmgw.scheduler.explain import Command, Decision, DecisionKind, DrainCommand, Outcome, StartCommand, StopCommand
 from llmgw.scheduler.liveness import next_change
 from llmgw.scheduler.scale import Scale
 from llmgw.scheduler.state import ClusterState, NodeState
@@ -136,13 +136,12 @@ class Reconciler:
         # First: what is to be placed waits for the answers of those that are asked.
         self._agents.ask_for_weights()
         state = self._cluster.state(now)
-        self._say_nodes(state)
         outcome = decide(state, now)
-        self._say_brake(outcome)
+        self._say_nodes(state, held=outcome.brake is not None)
         # A pass that repeats a decision because its effect is not reported yet decides nothing new.
-        fresh = tuple(d for d in outcome.decisions if d not in self._decided)
-        self._decided = outcome.decisions
-        outcome = evolve(outcome, decisions=fresh)
+        decided = outcome.decisions
+        fresh = tuple(d for d in decided if d not in self._decided)
+        outcome = evolve(outcome, decisions=(*self._brake_decision(outcome), *fresh))
         changed = (
             outcome.replicas != state.replicas
             or outcome.next_serial != state.next_serial
@@ -167,6 +166,7 @@ class Reconciler:
                 self._publish(now)  # what serves by the rows that hold is still routed
                 return self._clock() + _STORE_RETRY_S
             self._say(number, outcome)
+        self._decided, self._brake = decided, outcome.brake
         self._cluster.apply(outcome)
         self._publish(now)
         for by_node in (
@@ -181,20 +181,20 @@ class Reconciler:
         liveness = self._cluster.settings.liveness
         for node in state.nodes:
             row = self._cluster.row(node.id)
-            if row is not None and (at := next_change(row.last_heard, now, liveness)) is not None:
+            if row is not None and (at := next_change(self._cluster.silent_since(row), now, liveness)) is not None:
                 due.append(at)
         self._metrics.observe_pass(self._clock() - now, state, outcome)
         return max(min(due), now + 0.05)
 
     def _publish(self, now: float) -> None:
         state = self._cluster.state(now)
-        reasons = {view.name: view.reason for view in model_views(state, self._cluster.unplaced, now)}
-        new = table(self._cluster.settings, state, reasons, self._created, self._table)
+        views = {view.name: view for view in model_views(state, self._cluster.unplaced, now)}
+        new = table(self._cluster.settings, state, views, self._created, self._table)
         if new is not self._table:
             self._table = new
             self._push(new)
 
-    def _say_nodes(self, state: ClusterState) -> None:
+    def _say_nodes(self, state: ClusterState, *, held: bool) -> None:
         for change in self._cluster.changes(state):
             write = self._log.info if change.node.state is NodeState.CONNECTED else self._log.warning
             write(
@@ -203,17 +203,18 @@ class Reconciler:
                 state=change.node.state.value,
                 before=change.before.value if change.before else None,
                 reason=change.node.reason,
-                next=change.node.next,
+                next=HELD if held and change.node.state is not NodeState.CONNECTED else change.node.next,
             )
 
-    def _say_brake(self, outcome: Outcome) -> None:
+    def _brake_decision(self, outcome: Outcome) -> tuple[Decision, ...]:
+        """That the brake went on or off, said once and stored with the pass."""
         if (outcome.brake is None) == (self._brake is None):
-            return
+            return ()
         if outcome.brake is not None:
             self._log.error(outcome.brake.reason)
-        else:
-            self._log.warning("the brake is off")
-        self._brake = outcome.brake
+            return (Decision(DecisionKind.BRAKE, "", "", "", outcome.brake.reason),)
+        self._log.warning("the brake is off")
+        return (Decision(DecisionKind.BRAKE, "", "", "", "the brake is off: what is still silent may be replaced"),)
 
     def _say(self, number: int, outcome: Outcome) -> None:
         for decision in outcome.decisions:

@@ -5,8 +5,11 @@ from __future__ import annotations
 from collections.abc import Mapping
 from urllib.parse import urlsplit
 
+from attrs import evolve
+
 from llmgw.router.table import Endpoint, Route, Table
 from llmgw.scheduler.state import ClusterState, Goal, NodeState, Replica, ShardReport, ShardState
+from llmgw.scheduler.summary import ModelView
 from llmgw.settings.document import Settings
 
 
@@ -27,39 +30,46 @@ def _served(replica: Replica, state: ClusterState) -> Endpoint | None:
     """
     head = replica.shards[0]
     node = state.node(head.node)
-    if node is None:
+    report = state.report(head, replica.generation)
+    if node is None or report is None or report.state not in (ShardState.READY, ShardState.DRAINING):
         return None
     # Rank 0 goes on answering, and hangs with the first request, when another rank is gone.
     others = (state.report(shard, replica.generation) for shard in replica.shards[1:])
     if any(r is not None and (r.state is ShardState.STOPPING or r.state.ended) for r in others):
         return None
-    for report in node.reports:
-        if report.shard == head.shard and report.generation == replica.generation:
-            if report.state not in (ShardState.READY, ShardState.DRAINING):
-                return None
-            going = replica.goal is not Goal.RUN and node.state is NodeState.CONNECTED
-            return _endpoint(report, draining=going or report.state is ShardState.DRAINING)
-    return None
+    going = replica.goal is not Goal.RUN and node.state is NodeState.CONNECTED
+    return _endpoint(report, draining=going or report.state is ShardState.DRAINING)
 
 
-def routes(settings: Settings, state: ClusterState, reasons: Mapping[str, str], created: int) -> tuple[Route, ...]:
-    """A route a model, in the catalog's order; ``reasons`` says of each model why nothing of it may be ready.
+def routes(settings: Settings, state: ClusterState, views: Mapping[str, ModelView], created: int) -> tuple[Route, ...]:
+    """A route a model, in the catalog's order; ``views`` says how each is. Of that only what any user may see.
 
     A model's adapters follow it, each with the replicas that were started with it.
     """
+    rows: dict[str, list[Replica]] = {}
+    for row in state.replicas:
+        if row.shards:
+            rows.setdefault(row.model, []).append(row)
     made: list[Route] = []
-    serving: list[tuple[Endpoint, tuple[str, ...]]]
     for model in settings.models:
+        view = views.get(model.name)
         if model.endpoints:
-            serving = [(_static(url), (model.name,)) for url in model.endpoints]
-        else:
-            replicas = [r for r in state.replicas if r.model == model.name and r.shards]
-            serving = [(e, r.profile.served(model.name)) for r in replicas if (e := _served(r, state)) is not None]
+            count = len(model.endpoints)
+            there = tuple(_static(url) for url in model.endpoints)
+            made.append(Route(model.name, there, "is served elsewhere", created, state="static", wanted=count))
+            continue
+        replicas = rows.get(model.name, ())
+        serving = [(e, r.profile.served(model.name)) for r in replicas if (e := _served(r, state)) is not None]
         scaling = model.scaling
         hold_s = scaling.hold_s if scaling is not None and scaling.min == 0 else 0.0
         for name in model.names:
             endpoints = tuple(endpoint for endpoint, served in serving if name in served)
-            made.append(Route(name, endpoints, reasons.get(model.name, ""), created, hold_s))
+            route = Route(name, endpoints, "", created, hold_s)
+            if view is not None:
+                # The model is ready, and an adapter of it may not be yet.
+                said = view.public if endpoints or not view.ready else "is being updated"
+                route = evolve(route, public=said, state=view.state, ready=view.ready, wanted=view.wanted)
+            made.append(route)
     return tuple(made)
 
 
@@ -68,7 +78,9 @@ def _static(url: str) -> Endpoint:
     return Endpoint(id=url, host=parts.hostname or "", port=parts.port or 80)
 
 
-def table(settings: Settings, state: ClusterState, reasons: Mapping[str, str], created: int, before: Table) -> Table:
+def table(
+    settings: Settings, state: ClusterState, views: Mapping[str, ModelView], created: int, before: Table
+) -> Table:
     """The table to push: ``before`` itself when nothing in it changed, else one with the next version."""
-    new = Table(before.version, routes(settings, state, reasons, created), settings.router)
+    new = Table(before.version, routes(settings, state, views, created), settings.router)
     return before if new == before else Table(before.version + 1, new.routes, new.settings)

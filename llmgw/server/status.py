@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 from llmgw.router.worker import RouterWorker
 from llmgw.scheduler.explain import Unplaced
-from llmgw.scheduler.state import ClusterState
+from llmgw.scheduler.state import ClusterState, NodeState
 from llmgw.server.cluster import Cluster
 from llmgw.settings.document import Settings
 from llmgw.store.api import Store, StoredDecision
@@ -68,9 +68,19 @@ class Status:
         streams = sum(self._router.in_flight.values())
         return RouterStatus(self._router.listen, state.state, state.reason, state.since, state.pid, streams)
 
-    async def decisions(self, limit: int) -> tuple[StoredDecision, ...]:
+    async def decisions(self, limit: int, about: str | None = None) -> tuple[StoredDecision, ...]:
         """The newest decisions."""
-        return await self._store.decisions(limit)
+        return await self._store.decisions(limit, about)
+
+    async def release_brake(self) -> float:
+        """Written down first: a released brake stays released over a restart."""
+        now = self._clock()
+        # Up to where the silent ones were heard: one that is heard until now and falls silent next counts anew.
+        silent = [n.heard for n in self._cluster.state(now).nodes if n.state is not NodeState.CONNECTED]
+        upto = max(silent, default=0.0)
+        await self._store.release_brake(self._cluster.epoch, now, "an operator, over the admin API", upto)
+        self._cluster.release_brake(upto)
+        return now
 
     def metrics(self) -> bytes:
         """Prometheus text."""

@@ -123,17 +123,20 @@ class Store(Protocol):
         ...
 
     async def brake_released(self) -> float:
-        """When an operator last released the brake, in epoch seconds; 0 if nobody ever did."""
+        """Up to when a node must have been heard last to count as gone, as an operator said; 0 if nobody ever did."""
         ...
 
-    async def release_brake(self, epoch: int, at: float, by: str) -> int:
-        """Record that the brake is released, as a decision. Raises as :meth:`save_pass` does."""
+    async def release_brake(self, epoch: int, at: float, by: str, silent_since: float) -> int:
+        """Record as a decision that nodes which were not heard after ``silent_since`` are gone.
+
+        Raises as :meth:`save_pass` does.
+        """
         ...
 
     async def unplaced(self) -> tuple[Unplaced, ...]:
         """What had no place in the newest pass."""
         ...
 
-    async def decisions(self, limit: int) -> tuple[StoredDecision, ...]:
-        """The newest decisions, newest first."""
+    async def decisions(self, limit: int, about: str | None = None) -> tuple[StoredDecision, ...]:
+        """The newest decisions, newest first; of those only what names ``about`` as its replica, model or node."""
         ...

@@ -259,12 +259,12 @@ class SqliteStore:
 
         return await self._read(work)
 
-    async def release_brake(self, epoch: int, at: float, by: str) -> int:
+    async def release_brake(self, epoch: int, at: float, by: str, silent_since: float) -> int:
         """Record that the brake is released."""
 
         def work(connection: sqlite3.Connection) -> int:
             number = self._begin_pass(connection, epoch, at)
-            connection.execute("UPDATE cluster SET brake_released = ?", (at,))
+            connection.execute("UPDATE cluster SET brake_released = ?", (silent_since,))
             _insert_decisions(connection, number, (Decision(DecisionKind.BRAKE, "", "", "", f"released by {by}"),))
             return number
 
@@ -274,20 +274,33 @@ class SqliteStore:
         """What had no place in the newest pass."""
         return await self._read(_unplaced)
 
-    async def decisions(self, limit: int) -> tuple[StoredDecision, ...]:
+    async def decisions(self, limit: int, about: str | None = None) -> tuple[StoredDecision, ...]:
         """The newest decisions, newest first."""
 
         def work(connection: sqlite3.Connection) -> tuple[StoredDecision, ...]:
-            found = connection.execute(
-                "SELECT pass, at, kind, model, replica, node, reason FROM decision JOIN pass ON pass.id = pass"
-                " ORDER BY decision.id DESC LIMIT ?",
-                (limit,),
-            )
+            found = connection.execute(_DECISIONS if about is None else _ABOUT, {"limit": limit, "about": about})
             return tuple(
                 StoredDecision(number, at, Decision(DecisionKind(kind), *rest)) for number, at, kind, *rest in found
             )
 
         return await self._read(work)
+
+
+_DECISIONS = """
+    SELECT pass, at, kind, model, replica, node, reason FROM decision JOIN pass ON pass.id = pass
+    ORDER BY decision.id DESC LIMIT :limit
+"""
+
+# Each part is read backwards from its own index, so that it costs what is asked for and not what is stored.
+_ABOUT = """
+    SELECT pass, at, kind, model, replica, node, reason FROM decision JOIN pass ON pass.id = pass
+    WHERE decision.id IN (
+        SELECT * FROM (SELECT id FROM decision WHERE replica = :about ORDER BY id DESC LIMIT :limit) UNION
+        SELECT * FROM (SELECT id FROM decision WHERE model = :about ORDER BY id DESC LIMIT :limit) UNION
+        SELECT * FROM (SELECT id FROM decision WHERE node = :about ORDER BY id DESC LIMIT :limit)
+    )
+    ORDER BY decision.id DESC LIMIT :limit
+"""
 
 
 def _newest_settings(connection: sqlite3.Connection) -> SettingsRevision | None:

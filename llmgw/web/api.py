@@ -3,18 +3,24 @@
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable
+from functools import partial
 from importlib.resources import files
 from typing import Any
 
 import orjson
+import trio
 from starlette.applications import Starlette
+from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import PlainTextResponse, Response
 from starlette.routing import Route
 
-from llmgw.web import views
+from llmgw.errors import OperatorError
+from llmgw.web import planning, views
 from llmgw.web.auth import allowed
+from llmgw.web.bodies import RefusedBody, json_of, named
 from llmgw.web.source import Source
+from llmgw.web.why import unknown, why_view
 
 _STATIC = {
     "console.html": "text/html; charset=utf-8",
@@ -49,15 +55,29 @@ def _asset(name: str) -> Callable[[Request], Awaitable[Response]]:
     return asset
 
 
+def _limit(request: Request, usual: int) -> int:
+    text = request.query_params.get("limit", str(usual))
+    if not (text.isascii() and text.isdigit() and len(text) <= 4 and 1 <= int(text) <= 1000):
+        raise OperatorError("limit", f"must be a whole number from 1 to 1000, found {text[:20]!r}")
+    return int(text)
+
+
 def routes(source: Source, token: str) -> list[Route]:
     """Every route of the admin listener."""
+
+    plans = trio.CapacityLimiter(1)  # one at a time: each takes a whole processor while it lasts
 
     def guarded(answer: Callable[[Request], Awaitable[Any]]) -> Callable[[Request], Awaitable[Response]]:
         async def endpoint(request: Request) -> Response:
             if not allowed(request.headers.get("authorization"), token):
                 return _error(401, "a valid admin token is needed", "send Authorization: Bearer with the token of the "
                               "file admin.token in the server's state folder")  # fmt: skip
-            found = await answer(request)
+            try:
+                found = await answer(request)
+            except RefusedBody as refused:
+                return _error(refused.status, f"{refused.thing} {refused.reason}", refused.remedy)
+            except OperatorError as wrong:
+                return _error(400, f"{wrong.thing}: {wrong.reason}", wrong.remedy)
             return found if isinstance(found, Response) else _json(found)
 
         return endpoint
@@ -69,19 +89,47 @@ def routes(source: Source, token: str) -> list[Route]:
         )  # fmt: skip
 
     async def nodes(_request: Request) -> Any:
-        return {"nodes": views.nodes_view(source.state())}
+        state = source.state()
+        return {"nodes": views.nodes_view(state), "brake": views.brake_view(state)}
 
     async def models(_request: Request) -> Any:
-        return {"models": views.models_view(source.settings(), source.state(), source.unplaced(), source.now())}
+        state = source.state()
+        shown = views.models_view(source.settings(), state, source.unplaced(), source.now())
+        return {"models": shown, "brake": views.brake_view(state)}
 
     async def replicas(_request: Request) -> Any:
-        return {"replicas": views.replicas_view(source.state(), source.now())}
+        state = source.state()
+        return {"replicas": views.replicas_view(state, source.now()), "brake": views.brake_view(state)}
 
     async def decisions(request: Request) -> Any:
-        text = request.query_params.get("limit", "50")
-        if not (text.isascii() and text.isdigit() and 1 <= int(text) <= 1000):
-            return _error(400, f"limit must be a whole number from 1 to 1000, found {text[:20]!r}", "")
-        return {"decisions": views.decisions_view(await source.decisions(int(text)))}
+        return {"decisions": views.decisions_view(await source.decisions(_limit(request, 50)))}
+
+    async def why(request: Request) -> Any:
+        name = request.path_params["name"]
+        stored = await source.decisions(_limit(request, 20), name)
+        settings, state = source.settings(), source.state()
+        found = why_view(name, settings, state, source.unplaced(), source.now(), stored)
+        return _error(404, *unknown(name, settings, state)) if found is None else found
+
+    async def plan(request: Request) -> Any:
+        asked = planning.question(await json_of(request))
+        work = partial(planning.answer, asked, source.settings(), source.state(), source.now())
+        return await trio.to_thread.run_sync(work, abandon_on_cancel=True, limiter=plans)
+
+    async def brake(_request: Request) -> Any:
+        return {"brake": views.brake_view(source.state()), "now": source.now()}
+
+    async def release(request: Request) -> Any:
+        confirmed = named(await json_of(request))
+        held = views.brake_view(source.state())
+        if held is None:
+            return _error(409, "the brake is not on", "there is nothing to release")
+        if more := [name for name in held["nodes"] if confirmed is not None and name not in confirmed]:
+            return _error(409, f"meanwhile {', '.join(more[:10])} fell silent as well", "look again, and confirm anew")
+        try:
+            return {"released": await source.release_brake(), "nodes": held["nodes"]}
+        except OperatorError as failed:
+            return _error(503, f"the brake stays on: {failed.thing}: {failed.reason}", failed.remedy)
 
     async def healthz(_request: Request) -> Response:
         return PlainTextResponse("ok\n")
@@ -105,6 +153,10 @@ def routes(source: Source, token: str) -> list[Route]:
         Route("/api/v1/models", guarded(models)),
         Route("/api/v1/replicas", guarded(replicas)),
         Route("/api/v1/decisions", guarded(decisions)),
+        Route("/api/v1/why/{name:path}", guarded(why)),
+        Route("/api/v1/plan", guarded(plan), methods=["POST"]),
+        Route("/api/v1/brake", guarded(brake)),
+        Route("/api/v1/brake/release", guarded(release), methods=["POST"]),
     ]
 
 
@@ -114,7 +166,9 @@ def app(source: Source, token: str) -> Starlette:
     async def missing(request: Request, _error_: Exception) -> Response:
         return _error(404, f"there is no {request.url.path[:200]}", "the API is under /api/v1/")
 
-    async def method(request: Request, _error_: Exception) -> Response:
-        return _error(405, f"{request.method} is not possible here", "use GET")
+    async def method(request: Request, error: Exception) -> Response:
+        headers = error.headers if isinstance(error, HTTPException) else None
+        usable = "POST" if "POST" in (headers or {}).get("Allow", "") else "GET"
+        return _error(405, f"{request.method} is not possible here", f"use {usable}")
 
     return Starlette(routes=routes(source, token), exception_handlers={404: missing, 405: method})

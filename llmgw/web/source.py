@@ -53,7 +53,16 @@ class Source(Protocol):
 
     def router(self) -> RouterStatus: ...
 
-    async def decisions(self, limit: int) -> tuple[StoredDecision, ...]: ...
+    async def decisions(self, limit: int, about: str | None = None) -> tuple[StoredDecision, ...]:
+        """The newest ones, newest first; of those only what names ``about`` as its replica, model or node."""
+        ...
+
+    async def release_brake(self) -> float:
+        """The nodes that are silent by now are gone: an operator says so. When that was, in epoch seconds.
+
+        Raises :class:`OperatorError` when it cannot be written down; nothing is released then.
+        """
+        ...
 
     def metrics(self) -> bytes: ...
 

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Iterable
 from typing import Any
 
 from llmgw.hardware.health import stranger
 from llmgw.hardware.inventory import Device, Fault, Inventory
-from llmgw.scheduler.explain import Unplaced
+from llmgw.scheduler.brake import HELD, brake
+from llmgw.scheduler.explain import Candidate, Unplaced
+from llmgw.scheduler.feasible import NodeView, unusable
 from llmgw.scheduler.state import ClusterState, Node, NodeState, placed_on
-from llmgw.scheduler.summary import ShardView, model_views, replica_views
+from llmgw.scheduler.summary import ReplicaView, ShardView, model_views, replica_views
 from llmgw.settings.document import Settings
 from llmgw.store.api import StoredDecision
 from llmgw.web.source import Identity, RouterStatus
@@ -68,53 +71,77 @@ def inventory_view(inventory: Inventory) -> Json:
     }
 
 
-def _holders(state: ClusterState, node: str) -> dict[int, str]:
-    """Which shard has which device: as a row says, or as its agent reports what no row knows of yet."""
-    here = state.node(node)
-    made: dict[int, str] = {}
-    for report in here.reports if here is not None else ():
-        if here is not None and not report.state.ended:
-            made |= dict.fromkeys(placed_on(here.inventory, report.devices, report.uuids), report.shard)
-    return made | {d: s.shard for r in state.replicas for s in r.shards if s.node == node for d in s.devices}
+def _holders(state: ClusterState) -> dict[str, dict[int, str]]:
+    """Which shard has which device of which node: as a row says, or as its agent reports what no row knows of yet."""
+    made: dict[str, dict[int, str]] = {}
+    for node in state.nodes:
+        here = made[node.id] = {}
+        for report in node.reports:
+            if not report.state.ended:
+                here |= dict.fromkeys(placed_on(node.inventory, report.devices, report.uuids), report.shard)
+    for row in state.replicas:
+        for shard in row.shards:
+            if shard.node in made:
+                made[shard.node] |= dict.fromkeys(shard.devices, shard.shard)
+    return made
 
 
-def node_view(node: Node, state: ClusterState) -> Json:
-    """One node: its state and why, what it has, and which shard holds which device."""
-    holders = _holders(state, node.id)
+def brake_view(state: ClusterState) -> Json | None:
+    """The brake while it is on: why, and which nodes fell silent."""
+    found = brake(state.nodes, state.liveness, state.brake_released)
+    if found is None:
+        return None
+    return {"reason": found.reason, "nodes": list(found.nodes), "of": found.of, "since": found.since}
+
+
+def _node(node: Node, holders: dict[int, str], *, held: bool) -> Json:
+    seen = NodeView(node, holders)
     return {
         "id": node.id,
         "state": node.state.value,
         "since": node.since,
         "reason": node.reason,
-        "next": node.next,
+        "next": HELD if held and node.state is not NodeState.CONNECTED else node.next,
         "address": node.address,
         "version": node.version,
+        "labels": dict(node.labels),
+        "taints": list(node.taints),
         "engines": [e.value for e in node.engines],
-        "devices": [_device(d, holders.get(d.number)) for d in node.inventory.devices],
+        "devices": [
+            _device(d, holders.get(d.number)) | {"unusable": unusable(d, seen)} for d in node.inventory.devices
+        ],
         "weights": [{"name": w.name, "weights_bytes": w.weights_bytes, "source": w.source} for w in node.weights],
         "inventory": inventory_view(node.inventory),
     }
 
 
-def nodes_view(state: ClusterState) -> list[Json]:
-    """Every node, by id."""
-    return [node_view(node, state) for node in state.nodes]
+def nodes_view(state: ClusterState, only: str | None = None) -> list[Json]:
+    """Every node, by id: its state and why, what it has, and which shard holds which device."""
+    holders = _holders(state)
+    held = brake(state.nodes, state.liveness, state.brake_released) is not None
+    return [_node(n, holders[n.id], held=held) for n in state.nodes if only is None or n.id == only]
 
 
-def _unplaced(item: Unplaced) -> Json:
+def candidates_view(candidates: Iterable[Candidate]) -> list[Json]:
+    """What was looked at, with what spoke against each."""
+    return [
+        {
+            "node": c.node,
+            "profile": c.profile,
+            "refusals": [{"filter": r.filter, "reason": r.reason, "remedy": r.remedy} for r in c.refusals],
+        }
+        for c in candidates
+    ]
+
+
+def unplaced_view(item: Unplaced) -> Json:
+    """What has no place, since when, and every candidate."""
     return {
         "wanted": item.wanted,
         "running": item.running,
         "reason": item.reason,
         "since": item.since,
-        "candidates": [
-            {
-                "node": c.node,
-                "profile": c.profile,
-                "refusals": [{"filter": r.filter, "reason": r.reason, "remedy": r.remedy} for r in c.refusals],
-            }
-            for c in item.candidates
-        ],
+        "candidates": candidates_view(item.candidates),
     }
 
 
@@ -136,6 +163,7 @@ def models_view(settings: Settings, state: ClusterState, unplaced: tuple[Unplace
                     "since": None,
                     "next": "",
                     "endpoints": list(model.endpoints),
+                    "public": "is served elsewhere",
                     "unplaced": None,
                 }
             )
@@ -151,7 +179,8 @@ def models_view(settings: Settings, state: ClusterState, unplaced: tuple[Unplace
                 "since": view.since,
                 "next": view.next,
                 "endpoints": [],
-                "unplaced": None if item is None else _unplaced(item),
+                "public": view.public,
+                "unplaced": None if item is None else unplaced_view(item),
             }
         )
     return made
@@ -159,30 +188,32 @@ def models_view(settings: Settings, state: ClusterState, unplaced: tuple[Unplace
 
 def replicas_view(state: ClusterState, now: float) -> list[Json]:
     """Every replica, by id."""
-    return [
-        {
-            "id": view.id,
-            "model": view.model,
-            "profile": view.profile,
-            "nodes": list(view.nodes),
-            "devices": list(view.devices),
-            "state": view.state,
-            "reason": view.reason,
-            "since": view.since,
-            "next": view.next,
-            "endpoint": view.endpoint,
-            "pid": view.pid,
-            "generation": view.generation,
-            "progress": view.progress,
-            "fabric": view.fabric,
-            "shards": [_shard(shard) for shard in view.shards],
-            "load_mib": list(view.load_mib),
-            "serving_mib": list(view.serving_mib),
-            "warnings": list(view.warnings),
-            "log_path": view.log_path,
-        }
-        for view in replica_views(state, now)
-    ]
+    return [replica_json(view) for view in replica_views(state, now)]
+
+
+def replica_json(view: ReplicaView) -> Json:
+    """One replica."""
+    return {
+        "id": view.id,
+        "model": view.model,
+        "profile": view.profile,
+        "nodes": list(view.nodes),
+        "devices": list(view.devices),
+        "state": view.state,
+        "reason": view.reason,
+        "since": view.since,
+        "next": view.next,
+        "endpoint": view.endpoint,
+        "pid": view.pid,
+        "generation": view.generation,
+        "progress": view.progress,
+        "fabric": view.fabric,
+        "shards": [_shard(shard) for shard in view.shards],
+        "load_mib": list(view.load_mib),
+        "serving_mib": list(view.serving_mib),
+        "warnings": list(view.warnings),
+        "log_path": view.log_path,
+    }
 
 
 def _shard(view: ShardView) -> Json:
@@ -222,7 +253,9 @@ def status_view(
     identity: Identity, router: RouterStatus, settings: Settings, state: ClusterState,
     unplaced: tuple[Unplaced, ...], now: float, ready: str,
 ) -> Json:  # fmt: skip
-    """The cluster at a glance. ``healthy`` is false when a model lacks a replica or a node is not connected."""
+    """The cluster at a glance. ``healthy`` is false when a model lacks a replica, a node is not connected, or the brake
+    is on."""
+    held = brake_view(state)
     nodes = Counter(n.state for n in state.nodes)
     models = models_view(settings, state, unplaced, now)
     short = [m["name"] for m in models if m["ready"] is not None and m["ready"] < m["wanted"]]
@@ -235,8 +268,10 @@ def status_view(
         "settings_revision": identity.settings_revision,
         "started": identity.started,
         "now": now,
-        "healthy": not short and not away and not ready,
+        "brake": held,
+        "healthy": held is None and not short and not away and not ready,
         "problems": [
+            *([held["reason"]] if held is not None else []),
             *([ready] if ready else []),
             *(f"model {name} lacks replicas" for name in short),
             *(f"node {name} is not connected" for name in away),

@@ -101,7 +101,10 @@ async def router(*scripts: Script, **settings: object) -> AsyncIterator[Router]:
             await nursery.start(engine.run)
         endpoints = tuple(Endpoint(f"e{n}", "127.0.0.1", engine.port, f"sk-{n}") for n, engine in enumerate(engines))
         server = RouterServer()
-        routes = (Route("m", endpoints, created=7), Route("empty", (), "0 of 1 ready"))
+        routes = (
+            Route("m", endpoints, created=7),
+            Route("empty", (), "is loading (45 %)", state="loading", ready=0, wanted=2),
+        )
         server.use(Table(1, routes, evolve(RouterSettings(), **settings)))
         listener = listen(Address("127.0.0.1", 0))
         await nursery.start(server.run, listener)
@@ -137,13 +140,17 @@ async def test_own_routes() -> None:
     async with router(e.answers) as it, it.client() as client:
         await client.get(b"/v1/models")
         _, _, body = await client.answer()
-        assert [m["id"] for m in json.loads(body)["data"]] == ["m", "empty"]
+        listed = json.loads(body)["data"]
+        assert [m["id"] for m in listed] == ["m", "empty"]
+        how = {"state": "loading", "ready": 0, "wanted": 2, "status": "is loading (45 %)"}
+        assert listed[1]["llmgw"] == how
         await client.get(b"/v1/models/m")
         assert json.loads((await client.answer())[2]) == {
             "id": "m",
             "object": "model",
             "created": 7,
             "owned_by": "llmgw",
+            "llmgw": {"state": "", "ready": None, "wanted": 0, "status": ""},
         }
         await client.get(b"/healthz", b"HEAD")
         status, fields, _ = await client.answer(bodiless=True)
@@ -193,7 +200,7 @@ async def test_refused_in_the_apis_own_words_and_never_forwarded(request_: bytes
             assert (fields.get(b"connection") == b"close") == (status == 413), "a body that nobody reads ends it"
         if status == 503:
             assert fields[b"retry-after"] == b"2"
-            assert error["message"] == "No replica of empty is ready: 0 of 1 ready."
+            assert error["message"] == "No replica of empty is ready: it is loading (45 %)."
         assert it.engines[0].requests == []
 
 

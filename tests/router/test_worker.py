@@ -146,7 +146,7 @@ async def test_the_openai_client(folder: Path) -> None:
                     await trio.sleep(0.02)
         async with control(folder, port) as worker:
             endpoint = Endpoint("m-1.0", "127.0.0.1", engine_port, "sk-engine")
-            served = (Route("org/m", (endpoint,)), Route("org/m:sql", (endpoint,)), Route("down", (), "m-2 is loading"))
+            served = (Route("org/m", (endpoint,)), Route("org/m:sql", (endpoint,)), Route("down", (), "is loading"))
             worker.push(Table(1, served))
             await trio.to_thread.run_sync(use_client, port)
             counted = await answers(port, "/metrics")
@@ -182,7 +182,7 @@ def use_client(port: int) -> None:
     assert len(client.post("/rerank", body=asked, cast_to=dict[str, Any])["results"]) == 2
     with pytest.raises(openai.NotFoundError, match="does not exist"):
         client.chat.completions.create(model="nope", messages=[])
-    with pytest.raises(openai.InternalServerError, match="No replica of down is ready: m-2 is loading"):
+    with pytest.raises(openai.InternalServerError, match="No replica of down is ready: it is loading"):
         client.chat.completions.create(model="down", messages=[])
     with pytest.raises(openai.BadRequestError):
         client.completions.create(model="org/m", prompt="x", max_tokens=0.5)  # type: ignore[arg-type]

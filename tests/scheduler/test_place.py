@@ -250,6 +250,35 @@ def test_the_smallest_fabric_that_is_big_enough_and_one_class() -> None:
     assert isinstance(put(model("m", 1, both), mixed, {}), NoPlace)
 
 
+def test_a_placement_says_in_short_what_turned_the_others_down() -> None:
+    nodes = (
+        node("n1", (device(0), device(1))),
+        node("n2", (device(0, fault="has 2 uncorrected ECC errors"),)),
+        node("n3", (device(0, "l40s-45g"),)),
+        node("n4", (device(0, "l40s-45g"),)),
+    )
+    found = put(model("m", 1, profile("four", gpus=4), profile("one")), nodes)
+    assert isinstance(found, Placement)
+    assert found.reason == "profile one on n1: gpu-0 (h100-80g)"
+    assert found.against == (
+        "profile four has no place (2 by device-class, such as n3: class h100-80g wanted, node has 1 x l40s-45g; "
+        "2 by devices, such as n1: 2 of 4 devices short: node has 2 of class h100-80g); "
+        "other nodes could not (2 by device-class, such as n3: class h100-80g wanted, node has 1 x l40s-45g; "
+        "1 by devices, such as n2: 1 of 1 devices short: gpu-0 has 2 uncorrected ECC errors)"
+    )
+
+
+@given(st.integers(0, 40), st.integers(1, 12))
+@settings(max_examples=30, deadline=None)
+def test_what_is_said_with_a_placement_stays_short(nodes: int, profiles: int) -> None:
+    big = tuple(node(f"n{n}", tuple(device(d, fault="x" * 300) for d in range(8))) for n in range(nodes))
+    found = put(
+        model("m", 1, *(profile(f"p{n}", gpus=16) for n in range(profiles)), profile("last")), (*big, node("a"))
+    )
+    assert isinstance(found, Placement)
+    assert len(found.against) < 2500
+
+
 def _possible(of: Profile, there: Node, name: str, taken: Mapping[int, str]) -> bool:
     """Whether some set of a node's devices would do, by the rules as they are written and nothing cleverer."""
     free = [d for d in there.inventory.devices if d.device_class == name and not d.faults and d.number not in taken]

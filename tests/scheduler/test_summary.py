@@ -1,12 +1,15 @@
 from __future__ import annotations
 
+import re
+from collections.abc import Iterator
+
 from attrs import evolve
 from hypothesis import given, settings
 
 from llmgw.scheduler.decide import decide
-from llmgw.scheduler.state import ClusterState, Goal, NodeState, ShardState
+from llmgw.scheduler.state import ClusterState, Goal, NodeState, Replica, ShardState
 from llmgw.scheduler.summary import model_views, replica_view, replica_views
-from tests.scheduler.clusters import NOW, cluster, model, node, report, row, states
+from tests.scheduler.clusters import NOW, cluster, device, model, node, profile, report, row, states
 
 
 def test_each_state_says_why_and_what_next() -> None:
@@ -44,3 +47,66 @@ def test_whatever_the_state_everything_has_a_reason(state: ClusterState) -> None
         assert shown.state
         assert shown.reason
         assert shown.ready <= shown.wanted or shown.state in ("ready", "off")
+
+
+def public(state: ClusterState) -> str:
+    outcome = decide(state, NOW)
+    (view,) = model_views(evolve(state, replicas=outcome.replicas), outcome.unplaced, NOW)
+    return view.public
+
+
+def test_what_a_models_users_are_told() -> None:
+    replica = row()
+
+    def with_(state: ShardState, *, of: Replica = replica, **more: object) -> ClusterState:
+        return cluster((node(reports=(evolve(report(of, state), **more),)),), (model(),), (of,))
+
+    assert public(with_(ShardState.READY)) == "is ready"
+    assert public(with_(ShardState.STARTING)) == "is starting"
+    assert public(with_(ShardState.LOADING, progress=0.479)) == "is loading (45 %)"
+    assert public(with_(ShardState.LOADING, progress=7.0)) == "is loading (100 %)"
+    assert public(with_(ShardState.LOADING)) == "is loading"
+    assert public(with_(ShardState.FAILED)) == "failed and is started again"
+    assert public(cluster((node(),), (model(),))) == "is starting"
+    assert public(cluster((), (model(),))) == "has no place at present"
+    assert public(cluster((), (model(replicas=0),))) == "is switched off"
+    assert public(evolve(with_(ShardState.READY), models=(model(replicas=9),))) == "is ready with 1 of 9 replicas"
+    lost = evolve(with_(ShardState.READY), nodes=(node(state=NodeState.LOST),))
+    assert public(lost) == "has no place at present"
+    edited = evolve(with_(ShardState.READY), models=(model("m", 1, profile(context_length=4096)),))
+    assert public(evolve(edited, nodes=(node(devices=(device(0),), reports=edited.nodes[0].reports),))) == (
+        "is being updated"
+    )
+
+
+_WORDS = re.compile(r"(is|has|it|waits|failed|and|with|of|no|to|be|place|placed|replicas|at|present|started|again|ready|"
+                    r"starting|loading|stopping|switched|off|being|updated|not|reachable|\d+|%)*")  # fmt: skip
+
+
+@given(states())
+@settings(max_examples=150, deadline=None)
+def test_users_are_told_nothing_but_the_state_of_their_own_model(state: ClusterState) -> None:
+    outcome = decide(state, NOW)
+    for seen in (state, evolve(state, replicas=outcome.replicas)):
+        for view in model_views(seen, outcome.unplaced, NOW):
+            assert _WORDS.fullmatch(re.sub(r"[ ()]", "", view.public)), view.public
+            assert view.public
+
+
+def test_many_rows_are_no_burden() -> None:
+    models = tuple(model(f"m{n}", 20) for n in range(100))
+    nodes = tuple(node(f"n{n}", tuple(device(d) for d in range(8))) for n in range(250))
+    state = cluster(nodes, models)
+    rows = decide(state, NOW).replicas
+    assert len(rows) == 2000
+    asked = 0
+
+    class Counting(tuple[Replica, ...]):
+        def __iter__(self) -> Iterator[Replica]:
+            nonlocal asked
+            for one in super().__iter__():
+                asked += 1
+                yield one
+
+    model_views(evolve(state, replicas=Counting(rows)), (), NOW)
+    assert asked == 2000, "each row is looked at once, not once a model"

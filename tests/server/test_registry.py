@@ -2,18 +2,20 @@ from __future__ import annotations
 
 from attrs import evolve
 
-from llmgw.router.table import Table
+from llmgw.router.table import Route, Table
 from llmgw.scheduler.state import Assignment, ClusterState, Goal, NodeState, Replica, ShardState
+from llmgw.scheduler.summary import ModelView
 from llmgw.server.registry import table
 from llmgw.settings.catalog import Model
 from llmgw.settings.document import Settings
-from tests.scheduler.clusters import cluster, model, node, profile, report, row
+from tests.scheduler.clusters import NOW, cluster, model, node, profile, report, row
 
+LOADING = ModelView("m", 2, 0, "loading", "m-1: rank 1 on n1: loading", NOW, "ready soon", "is loading")
 SETTINGS = Settings(models=(model(), Model("elsewhere", endpoints=("http://10.0.0.9:8000",))))
 
 
 def endpoints(state: ClusterState) -> list[tuple[str, bool]]:
-    made = table(SETTINGS, state, {"m": "why"}, 5, Table())
+    made = table(SETTINGS, state, {"m": LOADING}, 5, Table())
     return [(e.id, e.draining) for e in made.routes[0].endpoints]
 
 
@@ -58,11 +60,12 @@ def test_a_replica_of_which_a_rank_is_going_gets_nothing_although_rank_0_answers
 
 
 def test_versions_go_up_only_when_something_changed() -> None:
-    first = table(SETTINGS, one(ShardState.LOADING), {"m": "loading"}, 5, Table())
-    assert (first.version, first.routes[0].reason) == (1, "loading")
+    first = table(SETTINGS, one(ShardState.LOADING), {"m": LOADING}, 5, Table())
+    assert first.version == 1
+    assert first.routes[0] == Route("m", (), "is loading", 5, 0.0, "loading", 0, 2), "nothing of the operators' words"
     assert first.routes[1].endpoints[0].host == "10.0.0.9"
-    assert table(SETTINGS, one(ShardState.LOADING), {"m": "loading"}, 5, first) is first
-    assert table(SETTINGS, one(ShardState.READY), {"m": "loading"}, 5, first).version == 2
+    assert table(SETTINGS, one(ShardState.LOADING), {"m": LOADING}, 5, first) is first
+    assert table(SETTINGS, one(ShardState.READY), {"m": LOADING}, 5, first).version == 2
     assert table(evolve(SETTINGS, models=()), one(ShardState.READY), {}, 5, first).routes == ()
 
 
@@ -72,10 +75,13 @@ def test_adapters_are_routed_to_the_replicas_that_have_them() -> None:
     catalog = evolve(model(), profiles=(new,))
     reports = (report(with_lora, ShardState.READY), report(old, ShardState.READY))
     state = cluster((node(reports=reports),), (catalog,), (with_lora, old))
-    made = table(Settings(models=(catalog,)), state, {"m": "why"}, 5, Table())
-    assert {r.model: ([e.id for e in r.endpoints], r.reason) for r in made.routes} == {
-        "m": (["m-1.0", "m-2.0"], "why"),
-        "m:sql": (["m-1.0", "m-2.0"], "why"),
-        "m:law": (["m-1.0"], "why"),
+    ready = ModelView("m", 2, 2, "ready", "why", NOW, "", "is ready")
+    made = table(Settings(models=(catalog,)), state, {"m": ready}, 5, Table())
+    assert {r.model: ([e.id for e in r.endpoints], r.public) for r in made.routes} == {
+        "m": (["m-1.0", "m-2.0"], "is ready"),
+        "m:sql": (["m-1.0", "m-2.0"], "is ready"),
+        "m:law": (["m-1.0"], "is ready"),
     }
+    only_old = table(Settings(models=(catalog,)), evolve(state, replicas=(old,)), {"m": ready}, 5, Table())
+    assert [r.public for r in only_old.routes] == ["is ready", "is ready", "is being updated"]
     assert [r.model for r in made.routes] == ["m", "m:sql", "m:law"]

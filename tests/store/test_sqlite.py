@@ -182,6 +182,30 @@ async def test_no_acknowledged_write_is_lost_to_sigkill(tmp_path: Path) -> None:
             assert [r.id for r in rows] == [f"m-{serial}"], "row and serial are of one transaction"
 
 
+async def test_decisions_about_one_thing_only(tmp_path: Path) -> None:
+    def decided(number: int) -> Decision:
+        return Decision(DecisionKind.PLACE, f"m{number % 3}", f"m{number % 3}-{number}", f"n{number % 2}", str(number))
+
+    async with SqliteStore(tmp_path / "db") as store:
+        epoch = await store.new_epoch()
+        for number in range(12):
+            await store.save_pass(record(epoch, decisions=(decided(number), decided(number + 100))))
+
+        async def about(name: str, limit: int = 100) -> list[str]:
+            return [d.decision.reason for d in await store.decisions(limit, name)]
+
+        assert await about("m0-6") == ["6"]
+        assert await about("n1", 3) == ["111", "11", "109"]
+        assert {int(r) % 3 for r in await about("m2")} == {2}
+        assert len(await about("m2")) == 8
+        assert await about("m2", 2) == (await about("m2"))[:2]
+        assert await about("' OR 1=1 --") == []
+        assert len(await store.decisions(100)) == 24
+        # One thing that is named in two ways is told once.
+        await store.save_pass(record(epoch, decisions=(Decision(DecisionKind.PLACE, "x", "x", "x", "all three"),)))
+        assert await about("x") == ["all three"]
+
+
 async def test_what_was_learned_is_kept_and_bounded(tmp_path: Path) -> None:
     one, other = Learned("d1", "h100-80g", 100, NOW), Learned("d1", "l40s-45g", 50, NOW)
     async with SqliteStore(tmp_path / "db") as store:

@@ -2,108 +2,23 @@
 
 from __future__ import annotations
 
-import http.client
 import json
 import os
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
 from pathlib import Path
 
 import pytest
 import trio
 
 from llmgw.errors import OperatorError
-from llmgw.scheduler.decide import decide
-from llmgw.scheduler.explain import Decision, DecisionKind, Unplaced
-from llmgw.scheduler.state import ClusterState, ShardState
-from llmgw.settings.catalog import Model
 from llmgw.settings.daemon import Address
-from llmgw.settings.document import Settings
-from llmgw.store.api import StoredDecision
-from llmgw.web.api import app
 from llmgw.web.auth import allowed, read_token, token_of
-from llmgw.web.serve import listen, serve
-from llmgw.web.source import Identity, RouterStatus
-from tests.scheduler.clusters import NOW, cluster, model, node, report, row
-
-TOKEN = "llmgw_admin_test"
-
-
-class Picture:
-    """A cluster that stands still."""
-
-    def __init__(self) -> None:
-        replica = row()
-        told = report(replica, ShardState.READY)
-        from attrs import evolve
-
-        self._state = cluster((node(reports=(evolve(told, api_key="sk-secret"),)),), (model(replicas=3),), (replica,))
-        outcome = decide(self._state, NOW)
-        self._state = evolve(self._state, replicas=outcome.replicas)
-        self._unplaced = outcome.unplaced
-        self.reason = ""
-
-    def now(self) -> float:
-        return NOW
-
-    def identity(self) -> Identity:
-        return Identity("0", "c1", 3, NOW - 5, True, 2)
-
-    def settings(self) -> Settings:
-        return Settings(models=(model(replicas=3), Model("e", endpoints=("http://h:1",))))
-
-    def state(self) -> ClusterState:
-        return self._state
-
-    def unplaced(self) -> tuple[Unplaced, ...]:
-        return self._unplaced
-
-    def router(self) -> RouterStatus:
-        return RouterStatus("127.0.0.1:8000", "serving", "", NOW, 7, 0)
-
-    async def decisions(self, limit: int) -> tuple[StoredDecision, ...]:
-        return tuple(
-            StoredDecision(n, NOW, Decision(DecisionKind.PLACE, "m", "m-1", "n1", "why")) for n in range(limit)
-        )
-
-    def metrics(self) -> bytes:
-        return b"x 1\n"
-
-    def ready(self) -> str:
-        return self.reason
-
-
-class Admin:
-    def __init__(self, port: int, picture: Picture) -> None:
-        self.port, self.picture = port, picture
-
-    async def ask(self, path: str, method: str = "GET", token: str | None = TOKEN) -> tuple[int, dict[str, str], bytes]:
-        def work() -> tuple[int, dict[str, str], bytes]:
-            connection = http.client.HTTPConnection("127.0.0.1", self.port, timeout=5)
-            try:
-                connection.request(method, path, headers={} if token is None else {"authorization": f"Bearer {token}"})
-                answer = connection.getresponse()
-                return answer.status, dict(answer.headers), answer.read()
-            finally:
-                connection.close()
-
-        return await trio.to_thread.run_sync(work)
-
-
-@asynccontextmanager
-async def admin() -> AsyncIterator[Admin]:
-    picture = Picture()
-    listener = listen(Address("127.0.0.1", 0))
-    port = listener.getsockname()[1]
-    async with trio.open_nursery() as nursery:
-        await nursery.start(serve, app(picture, TOKEN), listener)
-        yield Admin(port, picture)
-        nursery.cancel_scope.cancel()
+from llmgw.web.serve import listen
+from tests.web.admin import TOKEN, admin
 
 
 async def test_everything_under_api_wants_the_token() -> None:
     async with admin() as it:
-        for path in ("status", "nodes", "models", "replicas", "decisions"):
+        for path in ("status", "nodes", "models", "replicas", "decisions", "why/m", "brake"):
             for wrong in (None, "", "llmgw_admin_tesT", TOKEN + "x"):
                 status, fields, body = await it.ask(f"/api/v1/{path}", token=wrong)
                 assert (status, fields["www-authenticate"]) == (401, "Bearer")
@@ -132,7 +47,7 @@ async def test_answers() -> None:
 
 async def test_no_secret_is_in_any_answer() -> None:
     async with admin() as it:
-        for path in ("status", "nodes", "models", "replicas", "decisions"):
+        for path in ("status", "nodes", "models", "replicas", "decisions", "why/m", "why/m-1", "why/n1"):
             assert b"sk-secret" not in (await it.ask(f"/api/v1/{path}"))[2]
 
 

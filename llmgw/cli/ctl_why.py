@@ -1,0 +1,105 @@
+"""``llmgw ctl why``: one replica, model or node as it is, and the decisions that made it so."""
+
+from __future__ import annotations
+
+from typing import Any
+from urllib.parse import quote
+
+import click
+
+from llmgw.cli.admin_client import client_of
+from llmgw.cli.explain import short_lines
+from llmgw.cli.terminal import ago, echo_json, table
+
+
+@click.command()
+@click.argument("name")
+@click.option("--limit", type=click.IntRange(1, 1000), default=20, show_default=True, help="So many decisions at most.")
+@click.option("--json", "as_json", is_flag=True, help="The admin API's answer as it is.")
+@click.pass_context
+def why(ctx: click.Context, name: str, limit: int, as_json: bool) -> None:
+    """Explain the replica, model or node NAME: its state, why, what happens next, and the decisions about it.
+
+    Decisions about replicas that are gone are found as well.
+    """
+    answer = client_of(ctx).get(f"why/{quote(name, safe='')}?limit={limit}")
+    if as_json:
+        echo_json(answer)
+        return
+    now = answer["now"]
+    if answer["gone"]:
+        click.echo(f"{answer['gone']} {name} is gone; what was decided about it:")
+    if (model := answer["model"]) is not None:
+        _model(model, now)
+    if (replica := answer["replica"]) is not None:
+        _replica(replica, now)
+    if (node := answer["node"]) is not None:
+        _node(node, now)
+    if answer["brake"] is not None:
+        click.echo(f"\n{answer['brake']['reason']}")
+    if not answer["decisions"]:
+        click.echo("\nno decision is stored about it")
+        return
+    click.echo()
+    table(
+        ["AGO", "DECISION", "REPLICA", "NODE", "WHY"],
+        [
+            [ago(d["at"], now), d["kind"], d["replica"] or d["model"], d["node"], d["reason"]]
+            for d in answer["decisions"]
+        ],
+    )
+
+
+def _head(kind: str, thing: dict[str, Any], now: float) -> None:
+    name = thing.get("id") or thing["name"]
+    since = f" for {ago(thing['since'], now)}" if thing["since"] is not None else ""
+    click.echo(f"{kind} {name}: {thing['state']}{since}: {thing['reason']}")
+    if thing["next"]:
+        click.echo(f"  next: {thing['next']}")
+
+
+def _model(model: dict[str, Any], now: float) -> None:
+    _head("model", model, now)
+    if model["ready"] is not None:
+        click.echo(f"  {model['ready']} of {model['wanted']} ready; its users are told that it {model['public']}")
+    for url in model["endpoints"]:
+        click.echo(f"  {url}")
+    for replica in model["replicas"]:
+        where = f"{', '.join(replica['nodes'])}: {', '.join(replica['devices'])}"
+        click.echo(f"  {replica['id']} {replica['state']} with profile {replica['profile']} on {where}")
+    for change in model["changes"]:
+        click.echo(f"  {change}")
+    if (unplaced := model["unplaced"]) is not None:
+        click.echo(f"  {unplaced['wanted'] - unplaced['running']} without a place: {unplaced['reason']}")
+        for line in short_lines(unplaced["candidates"]):
+            click.echo(f"  {line}")
+
+
+def _replica(replica: dict[str, Any], now: float) -> None:
+    _head("replica", replica, now)
+    fabric = f" over fabric {replica['fabric']}" if replica["fabric"] else ""
+    click.echo(f"  of model {replica['model']}, profile {replica['profile']}{fabric}, start {replica['generation']}")
+    for shard in replica["shards"]:
+        where = f"{shard['node']}: {', '.join(shard['devices'])}"
+        pid = f", pid {shard['pid']}" if shard["pid"] else ""
+        click.echo(f"  {shard['shard']} on {where}: {shard['state'] or 'placed'}{pid}: {shard['reason']}")
+        if shard.get("remedy"):
+            click.echo(f"    {shard['remedy']}")
+    for warning in replica["warnings"]:
+        click.echo(f"  {warning}")
+    if replica["log_path"]:
+        click.echo(f"  its log is {replica['log_path']} on {replica['nodes'][0]}")
+
+
+def _node(node: dict[str, Any], now: float) -> None:
+    _head("node", node, now)
+    labels = ", ".join(f"{k}={v}" for k, v in node["labels"].items()) or "none"
+    engines = ", ".join(node["engines"]) or "none"
+    click.echo(f"  labels: {labels}; taints: {', '.join(node['taints']) or 'none'}; engines: {engines}")
+    silent = "" if node["state"] == "connected" else f"not given out: the node is {node['state']}"
+    for device in node["devices"]:
+        holder = f"has {device['shard']}" if device["shard"] else ""
+        faults = "; ".join(f["reason"] for f in device["faults"])
+        other = device["unusable"] or "" if not holder and not faults else ""
+        state = "; ".join(part for part in (holder, faults, other or (silent if not holder else "")) if part) or "free"
+        click.echo(f"  {device['label']} {device['device_class']}: {state}")

@@ -1,0 +1,57 @@
+"""A request's JSON body, bounded in size and time."""
+
+from __future__ import annotations
+
+from contextlib import aclosing
+from typing import Any
+
+import orjson
+import trio
+from starlette.requests import ClientDisconnect, Request
+
+from llmgw.errors import LlmgwError
+
+MAX_BYTES = 2 * 1024 * 1024
+_WITHIN_S = 10.0
+
+
+class RefusedBody(LlmgwError):
+    """A body that is not read, or is none. ``status`` is the answer's."""
+
+    def __init__(self, status: int, reason: str, remedy: str = "") -> None:
+        super().__init__("the request's body", reason, remedy)
+        self.status = status
+
+
+async def json_of(request: Request) -> Any:
+    """The body; raises :class:`RefusedBody` when it is too large, too slow or not JSON."""
+    parts: list[bytes] = []
+    size = 0
+    with trio.move_on_after(_WITHIN_S) as waited:
+        try:
+            async with aclosing(request.stream()) as stream:
+                async for part in stream:
+                    size += len(part)
+                    if size > MAX_BYTES:
+                        raise RefusedBody(413, f"is larger than {MAX_BYTES} bytes")
+                    parts.append(part)
+        except ClientDisconnect as gone:
+            raise RefusedBody(400, "ended early") from gone
+    if waited.cancelled_caught:
+        raise RefusedBody(408, f"was not there within {_WITHIN_S:.0f} s")
+    try:
+        return orjson.loads(b"".join(parts))
+    except ValueError as wrong:
+        raise RefusedBody(400, f"is not valid JSON: {wrong}") from wrong
+
+
+def named(body: Any) -> frozenset[str] | None:
+    """The nodes that a body names; ``None`` when it leaves them out. Raises :class:`RefusedBody`."""
+    if not isinstance(body, dict) or not set(body) <= {"nodes"}:
+        raise RefusedBody(400, "should be an object with nothing but nodes in it")
+    nodes = body.get("nodes")
+    if nodes is None:
+        return None
+    if not isinstance(nodes, list) or not all(isinstance(name, str) for name in nodes):
+        raise RefusedBody(400, "should have a list of names as nodes")
+    return frozenset(nodes)

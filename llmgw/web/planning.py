@@ -1,0 +1,153 @@
+"""``POST /api/v1/plan``: what is asked, checked, and the plan as JSON. Pure, but not quick: call it in a thread."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from attrs import frozen
+
+from llmgw.errors import OperatorError
+from llmgw.scheduler.plan import Elsewhere, Move, Plan, Short, plan
+from llmgw.scheduler.state import ClusterState
+from llmgw.scheduler.what_if import with_model, with_settings
+from llmgw.settings.convert import shown
+from llmgw.settings.difference import differences
+from llmgw.settings.document import Settings
+from llmgw.settings.faults import nearest
+from llmgw.settings.load import load_settings
+from llmgw.web.views import Json, candidates_view, unplaced_view
+
+MOST_REPLICAS = 10_000
+
+_KEYS = ("model", "replicas", "profile", "settings")
+
+
+@frozen
+class Question:
+    """What to plan: other settings, or those in use; and one model otherwise than they say. All of it may be left out:
+    then it is what follows by itself."""
+
+    model: str | None = None
+    replicas: int | None = None
+    profile: str | None = None
+    settings: str | None = None
+
+
+def question(body: Any) -> Question:
+    """The question of a request's JSON. Raises :class:`OperatorError` with what is wrong about it."""
+    if not isinstance(body, dict):
+        raise OperatorError("plan", f"expected a JSON object, found {shown(body)}", f"its keys are {', '.join(_KEYS)}")
+    for key in body:
+        if key not in _KEYS:
+            raise OperatorError("plan", f"unknown key {key[:50]}", nearest(key, _KEYS))
+    for key in ("model", "profile", "settings"):
+        if body.get(key) is not None and not isinstance(body[key], str):
+            raise OperatorError(f"plan: {key}", f"expected text, found {shown(body[key])}")
+    count = body.get("replicas")
+    if count is not None and (type(count) is not int or not 0 <= count <= MOST_REPLICAS):
+        found = shown(count)
+        raise OperatorError("plan: replicas", f"expected a whole number from 0 to {MOST_REPLICAS}, found {found}")
+    asked = Question(**body)
+    if asked.model is None and (asked.replicas is not None or asked.profile is not None):
+        raise OperatorError("plan", "replicas and profile are a model's", "name the model")
+    return asked
+
+
+def answer(asked: Question, settings: Settings, state: ClusterState, now: float) -> Json:
+    """The plan. Raises :class:`OperatorError` for settings with faults, and for what the catalog does not have."""
+    then, after, notes = state, settings, []
+    if asked.settings is not None:
+        after = load_settings(asked.settings, "settings")
+        then = with_settings(state, after, now)
+        if after.needs_control_plane != settings.needs_control_plane:
+            notes.append(
+                "they turn a router into a control plane or back: llmgw server has to be started anew for them"
+            )
+    if asked.model is not None:
+        static = after.model(asked.model)
+        if static is not None and not static.profiles:
+            raise OperatorError(
+                f"model {asked.model}", "is served by engines that llmgw does not run", "there is nothing to place"
+            )
+        then = with_model(then, asked.model, asked.replicas, asked.profile)
+    made = plan(state, then if then != state else state, now)
+    if not made.complete:
+        notes.append("it goes on like this: the plan is longer than what is shown")
+    if made.unexplained:
+        notes.append(f"why not elsewhere is left out for {made.unexplained} models and profiles")
+    return {
+        "now": now,
+        "asked": {"model": asked.model, "replicas": asked.replicas, "profile": asked.profile,
+                  "settings": asked.settings is not None},
+        "differences": [str(d) for d in differences(settings, after)],
+        "notes": notes,
+        "fits": not _lacking(made, asked.model),
+        "lacking": _lacking(made, asked.model),
+    } | plan_json(made)  # fmt: skip
+
+
+def _lacking(made: Plan, asked: str | None) -> list[str]:
+    """The models of which something has no place: for one model its own, and those that lose theirs by it."""
+    return [s.unplaced.model for s in made.short if asked is None or s.unplaced.model == asked or not s.anyway]
+
+
+def plan_json(made: Plan) -> Json:
+    """Everything that a plan says."""
+    return {
+        "complete": made.complete,
+        "brake": None if made.brake is None else made.brake.reason,
+        "steps": [
+            {
+                "pass": s.number,
+                "at_s": s.at_s,
+                "ended": list(s.ended),
+                "ready": list(s.ready),
+                "moves": [_move(m) for m in s.moves],
+            }
+            for s in made.steps
+        ],
+        "unplaced": [_short(s) for s in made.short],
+        "elsewhere": [_elsewhere(e) for e in made.elsewhere],
+        "models": [
+            {
+                "name": m.model,
+                "change": m.change,
+                "wanted": list(m.wanted),
+                "placed": list(m.placed),
+                "classes": [{"device_class": c, "before": before, "after": after} for c, before, after in m.classes],
+            }
+            for m in made.models
+        ],
+        "classes": [
+            {"device_class": c.device_class, "total": c.total, "before": c.before, "after": c.after, "free": c.free}
+            for c in made.classes
+        ],
+    }
+
+
+def _move(move: Move) -> Json:
+    return {
+        "kind": move.kind.value,
+        "model": move.model,
+        "replica": move.replica,
+        "node": move.node,
+        "reason": move.reason,
+        "anyway": move.anyway,
+        "profile": move.profile,
+        "device_class": move.device_class,
+        "fabric": move.fabric,
+        "places": [{"node": p.node, "devices": list(p.devices)} for p in move.places],
+    }
+
+
+def _short(short: Short) -> Json:
+    return {"model": short.unplaced.model, "anyway": short.anyway} | unplaced_view(short.unplaced)
+
+
+def _elsewhere(told: Elsewhere) -> Json:
+    return {
+        "model": told.model,
+        "profile": told.profile,
+        "nodes": list(told.nodes),
+        "candidates": candidates_view(told.candidates),
+    }

@@ -1,0 +1,129 @@
+"""``llmgw ctl plan`` and ``why`` as an operator sees them, against an admin listener on a real socket."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import trio
+from attrs import evolve
+
+from llmgw.scheduler.state import ShardState
+from tests.scheduler.clusters import device, fabric, model, node, profile, report, row, wide
+from tests.web.admin import TOKEN, Admin, admin
+
+
+async def ctl(it: Admin, folder: Path, *words: str) -> tuple[int, str]:
+    token = folder / "token"
+    token.write_text(TOKEN)
+    token.chmod(0o600)
+    line = [sys.executable, "-m", "llmgw", "ctl", "--admin", f"http://127.0.0.1:{it.port}", "--token-file", str(token)]
+    done = await trio.run_process([*line, *words], capture_stdout=True, stderr=subprocess.STDOUT, check=False)
+    return done.returncode, done.stdout.decode()
+
+
+def squeezed(text: str) -> list[str]:
+    return [" ".join(line.split()) for line in text.splitlines()]
+
+
+async def test_a_plan_that_fits_and_one_that_does_not(tmp_path: Path) -> None:
+    async with admin() as it:
+        more = (node("n2", (device(0),)), node("n3", (device(0, "l40s-45g"),)))
+        it.picture.cluster = evolve(it.picture.cluster, nodes=(*it.picture.cluster.nodes, *more))
+        code, said = await ctl(it, tmp_path, "plan")
+        full = "1 of 1 devices short: gpu-0 runs m-1.0, gpu-1 runs m-100.0 [devices] -> wait for a device, lower the"
+        assert code == 0
+        assert squeezed(said) == [
+            "WHEN WHAT REPLICA WHERE WHY",
+            "now place m-101 n2: gpu-0 profile p on n2: gpu-0 (h100-80g)",
+            "",
+            "MODEL CHANGE WANTED PLACED ON",
+            "m same 3 2 -> 3 2 -> 3 x h100-80g",
+            "",
+            "DEVICE CLASS DEVICES USED NOW USED THEN FREE THEN",
+            "h100-80g 3 2 3 0",
+            "l40s-45g 1 0 0 1",
+            "",
+            "m, profile p, on n2; why not elsewhere:",
+            f"n1, profile p: {full} replicas of what runs there, or add a node",
+            "n3, profile p: class h100-80g wanted, node has 1 x l40s-45g [device-class] -> add a profile for a class that "
+            "it has",
+            "",
+            "everything has a place",
+        ]
+        code, said = await ctl(it, tmp_path, "plan", "m", "--replicas", "4")
+        assert code == 1
+        lines = squeezed(said)
+        assert lines[1].endswith("p on n2: gpu-0 (h100-80g) (without the change as well)")
+        assert "m changed 3 -> 4 2 -> 3 2 -> 3 x h100-80g" in lines
+        at = lines.index(
+            "m: 3 of 4 placed. no node can take it: 3 candidates turned down (2 by devices, 1 by device-class)"
+        )
+        assert [line.split(",")[0] for line in lines[at + 1 :]] == ["n1", "n2", "n3", "", "no place for all of m"]
+        code, said = await ctl(it, tmp_path, "plan", "m", "--replicas", "4", "--json")
+        assert (code, json.loads(said)["lacking"]) == (1, ["m"])
+
+
+async def test_a_plan_of_a_file(tmp_path: Path) -> None:
+    file = tmp_path / "new.yaml"
+    async with admin() as it:
+        file.write_text(
+            "models: {m: {replicas: 1, profiles: [{name: p, engine: vllm, weights: /w, device_class: h100-80g}]}}"
+        )
+        code, said = await ctl(it, tmp_path, "plan", "--settings", str(file))
+        lines = squeezed(said)
+        assert code == 0
+        assert lines[0] == "~ models.m.replicas: 3 -> 1"
+        assert "now drain m-100 n1 1 replicas are wanted, this is one too many" in lines
+        assert "m changed 3 -> 1 2 -> 1 2 -> 1 x h100-80g" in lines
+        file.write_text("models: {m: {replicas: x}}")
+        code, said = await ctl(it, tmp_path, "plan", "--settings", str(file))
+        assert (code, f"{file}:1:14: models.m.replicas: expected" in said) == (2, True), said
+        code, said = await ctl(it, tmp_path, "plan", "--replicas", "3")
+        assert (code, "name it" in said) == (2, True)
+        code, said = await ctl(it, tmp_path, "plan", "mm")
+        assert (code, "model mm: is not in the catalog" in said) == (2, True)
+
+
+async def test_a_plan_over_several_nodes_with_what_ends_first(tmp_path: Path) -> None:
+    async with admin() as it:
+        of = model("m", 1, profile("one"))
+        old = row(of=of)
+        nodes = (
+            node("n1", (device(0),), reports=(report(old, ShardState.READY),), fabrics=(fabric(),)),
+            node("n2", (device(0),), fabrics=(fabric(),)),
+        )
+        both = model("m", 1, wide())
+        it.picture.cluster = evolve(it.picture.cluster, nodes=nodes, models=(both,), replicas=(old,))
+        code, said = await ctl(it, tmp_path, "plan")
+        lines = squeezed(said)
+        assert code == 0, said
+        assert lines[1].startswith("now drain m-1 n1 profile one was removed")
+        assert lines[2].startswith("once m-1 ended place m-101 n1: gpu-0; n2: gpu-0 ")
+
+
+async def test_why(tmp_path: Path) -> None:
+    async with admin() as it:
+        code, said = await ctl(it, tmp_path, "why", "m-1", "--limit", "1")
+        assert code == 0
+        assert squeezed(said) == [
+            "replica m-1: ready for 10 s: because",
+            "of model m, profile p, start 1",
+            "m-1.0 on n1: gpu-0: ready, pid 42: because",
+            "",
+            "AGO DECISION REPLICA NODE WHY",
+            "0 s place m-1 n1 why",
+        ]
+        _, said = await ctl(it, tmp_path, "why", "m")
+        assert "1 of 3 ready; its users are told that it is ready with 1 of 3 replicas" in said
+        assert "m-100 placed with profile p on n1: gpu-1" in said
+        assert "1 without a place: no node can take it" in said
+        _, said = await ctl(it, tmp_path, "why", "n1")
+        assert "gpu-0 h100-80g: has m-1.0" in said
+        assert "labels: none; taints: none; engines: vllm" in said
+        _, said = await ctl(it, tmp_path, "why", "m-0", "--limit", "1")
+        assert squeezed(said)[0] == "replica m-0 is gone; what was decided about it:"
+        code, said = await ctl(it, tmp_path, "why", "m-10")
+        assert (code, "did you mean m-100 or m-1? there are 2 models, 2 replicas, 1 node" in said) == (2, True)

@@ -1,0 +1,192 @@
+"""What is asked of the admin side with a body or a name: plans, why, and the brake."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+from attrs import evolve
+
+from llmgw.scheduler.state import NodeState
+from llmgw.web.bodies import MAX_BYTES
+from tests.scheduler.clusters import NOW, model, node, profile
+from tests.web.admin import Admin, Picture, admin
+
+SETTINGS = """
+models:
+  m: {replicas: 1, profiles: [{name: p, engine: vllm, weights: /w, device_class: h100-80g}]}
+  new: {profiles: [{name: p, engine: vllm, weights: /w, device_class: l40s-45g}]}
+"""
+
+
+async def post(it: Admin, path: str, body: object) -> tuple[int, Any]:
+    content = body if isinstance(body, bytes) else json.dumps(body).encode()
+    status, _, answer = await it.ask(f"/api/v1/{path}", "POST", body=content)
+    return status, json.loads(answer)
+
+
+async def test_a_plan_of_one_model() -> None:
+    async with admin() as it:
+        before = it.picture.cluster
+        status, made = await post(it, "plan", {"model": "m", "replicas": 1})
+        assert (status, made["fits"], made["lacking"]) == (200, True, [])
+        assert [[(m["kind"], m["replica"]) for m in s["moves"]] for s in made["steps"]] == [[("drain", "m-100")]]
+        assert made["models"][0] | {"classes": []} == {
+            "name": "m", "change": "changed", "wanted": [3, 1], "placed": [2, 1], "classes": [],
+        }  # fmt: skip
+        assert made["classes"] == [{"device_class": "h100-80g", "total": 2, "before": 2, "after": 1, "free": 1}]
+        status, made = await post(it, "plan", {"model": "m", "replicas": 5, "profile": "p"})
+        assert (status, made["fits"], made["lacking"]) == (200, False, ["m"])
+        assert made["unplaced"][0]["candidates"][0]["refusals"][0]["filter"] == "devices"
+        assert it.picture.cluster is before
+
+
+async def test_a_plan_of_a_whole_document() -> None:
+    async with admin() as it:
+        status, made = await post(it, "plan", {"settings": SETTINGS})
+        assert status == 200
+        first, second, third = made["differences"]
+        assert first == "~ models.m.replicas: 3 -> 1"
+        assert second.startswith('- models.e: {"replicas": 1, "endpoints": ["http://h:1"]')
+        assert third.startswith("+ models.new: ")
+        assert made["lacking"] == ["new"]
+        assert {m["name"]: m["change"] for m in made["models"]} == {"m": "changed", "new": "added"}
+        status, made = await post(it, "plan", {"settings": "models: {e: {endpoints: ['http://h:1']}}"})
+        assert status == 200
+        assert "started anew" in made["notes"][0]
+        assert (await post(it, "plan", {}))[1]["differences"] == []
+
+
+@pytest.mark.parametrize(
+    ("body", "status", "said"),
+    [
+        (b"", 400, "is not valid JSON"),
+        (b"[1]", 400, "expected a JSON object, found a list"),
+        ({"modle": "m"}, 400, "did you mean model?"),
+        ({"model": 7}, 400, "plan: model: expected text, found the number 7"),
+        ({"model": "m", "replicas": True}, 400, "expected a whole number from 0 to 10000, found true"),
+        ({"model": "m", "replicas": -1}, 400, "expected a whole number from 0 to 10000, found the number -1"),
+        ({"model": "m", "replicas": 1e9}, 400, "expected a whole number from 0 to 10000"),
+        ({"replicas": 1}, 400, "name the model"),
+        ({"model": "mm"}, 400, "model mm: is not in the catalog"),
+        ({"model": "m", "profile": "q"}, 400, "model m: has no profile q"),
+        ({"model": "e"}, 400, "is served by engines that llmgw does not run"),
+        ({"settings": "models: {m: {replicas: x, profles: []}}"}, 400, "2 faults"),
+        ({"settings": "a" * MAX_BYTES}, 413, "is larger than"),
+    ],
+)
+async def test_what_is_wrong_about_a_question_is_said(body: object, status: int, said: str) -> None:
+    async with admin() as it:
+        found, answer = await post(it, "plan", body)
+        assert found == status
+        assert said in " ".join(answer["error"].values())
+
+
+async def test_methods() -> None:
+    async with admin() as it:
+        for path, method, usable in (
+            ("plan", "GET", "POST"),
+            ("brake/release", "GET", "POST"),
+            ("why/m", "POST", "GET"),
+        ):
+            status, _, body = await it.ask(f"/api/v1/{path}", method)
+            assert (status, json.loads(body)["error"]["remedy"]) == (405, f"use {usable}")
+
+
+async def why(it: Admin, name: str) -> tuple[int, Any]:
+    status, _, body = await it.ask(f"/api/v1/why/{name}")
+    return status, json.loads(body)
+
+
+async def test_why_a_replica_a_model_and_a_node() -> None:
+    async with admin() as it:
+        _, told = await why(it, "m-1")
+        assert (told["kinds"], told["replica"]["state"], told["gone"]) == (["replica"], "ready", None)
+        assert told["replica"]["shards"][0]["node"] == "n1"
+        assert (len(told["decisions"]), told["decisions"][0]["reason"]) == (20, "why")
+        assert len((await why(it, "m-1?limit=3"))[1]["decisions"]) == 3
+        _, told = await why(it, "m")
+        assert (told["kinds"], told["model"]["ready"], told["model"]["wanted"]) == (["model"], 1, 3)
+        assert [r["id"] for r in told["model"]["replicas"]] == ["m-1", "m-100"]
+        assert told["model"]["unplaced"]["candidates"][0]["node"] == "n1"
+        assert told["model"]["public"] == "is ready with 1 of 3 replicas"
+        _, told = await why(it, "n1")
+        assert [(d["shard"], d["unusable"]) for d in told["node"]["devices"]] == [
+            ("m-1.0", "gpu-0 runs m-1.0"),
+            ("m-100.0", "gpu-1 runs m-100.0"),
+        ]
+        assert (told["node"]["labels"], told["node"]["taints"]) == ({}, [])
+        _, told = await why(it, "e")
+        assert told["model"]["state"] == "static"
+
+
+async def test_why_what_is_gone_and_what_never_was() -> None:
+    async with admin() as it:
+        status, told = await why(it, "m-0")
+        assert (status, told["gone"], told["replica"], told["kinds"]) == (200, "replica", None, [])
+        assert told["decisions"]
+        status, told = await why(it, "m-10")
+        assert status == 404
+        assert told["error"] == {
+            "reason": "no model, replica or node is called m-10, and no decision is stored about one",
+            "remedy": "did you mean m-100 or m-1? there are 2 models, 2 replicas, 1 node",
+        }
+        for odd in ("a%2Fb", "..%2f..%2fetc", "%00", "m" * 3000, "m-1/x"):
+            assert (await why(it, odd))[0] == 404
+        assert (await why(it, "m?limit=0"))[0] == 400
+
+
+async def test_a_model_whose_name_has_slashes() -> None:
+    async with admin() as it:
+        it.picture.catalog = evolve(it.picture.catalog, models=(model("org/m"),))
+        assert (await why(it, "org%2Fm"))[1]["model"]["name"] == "org/m"
+        assert (await why(it, "org/m"))[1]["model"]["name"] == "org/m"
+
+
+async def test_an_edited_profile_under_way_is_said() -> None:
+    async with admin() as it:
+        edited = model("m", 3, profile(context_length=4096))
+        it.picture.catalog = evolve(it.picture.catalog, models=(edited,))
+        it.picture.cluster = evolve(it.picture.cluster, models=(edited,))
+        _, told = await why(it, "m")
+        assert told["model"]["changes"][0] == (
+            "m-1 runs profile p as it was before its edit; it is replaced in its turn"
+        )
+        first, second = it.picture.cluster.replicas
+        it.picture.cluster = evolve(it.picture.cluster, replicas=(evolve(first, superseded_by="m-100"), second))
+        assert (await why(it, "m"))[1]["model"]["changes"][0].startswith("m-1 serves until m-100 is ready")
+
+
+def silent(picture: Picture, count: int = 3) -> None:
+    away = tuple(evolve(node(f"s{n}", state=NodeState.LOST), heard=NOW - 100) for n in range(count))
+    picture.cluster = evolve(picture.cluster, nodes=(*picture.cluster.nodes, *away))
+
+
+async def test_the_brake_is_said_everywhere_and_released_by_hand() -> None:
+    async with admin() as it:
+        status, answer = await post(it, "brake/release", {})
+        assert (status, answer["error"]["reason"]) == (409, "the brake is not on")
+        silent(it.picture)
+        for path in ("status", "nodes", "models", "replicas", "brake", "why/m", "why/s1"):
+            _, _, body = await it.ask(f"/api/v1/{path}")
+            assert json.loads(body)["brake"]["reason"].startswith("the brake is on: 3 of 4")
+        shown = json.loads((await it.ask("/api/v1/status"))[2])
+        assert shown["healthy"] is False
+        assert shown["problems"][0].startswith("the brake is on")
+        _, told = await why(it, "s1")
+        assert told["node"]["next"].startswith("the brake is on: nothing is replaced")
+        assert (await post(it, "plan", {}))[1]["brake"].startswith("the brake is on")
+
+        status, answer = await post(it, "brake/release", {"nodes": ["s0", "s1"]})
+        assert (status, answer["error"]["reason"]) == (409, "meanwhile s2 fell silent as well")
+        for wrong in (b"", [], {"nods": []}, {"nodes": [1]}, {"nodes": "s0"}):
+            assert (await post(it, "brake/release", wrong))[0] == 400
+        it.picture.full = True
+        status, answer = await post(it, "brake/release", {"nodes": ["s0", "s1", "s2"]})
+        assert (status, answer["error"]["reason"]) == (503, "the brake stays on: db: the disk is full")
+        it.picture.full = False
+        status, answer = await post(it, "brake/release", {"nodes": ["s0", "s1", "s2"]})
+        assert (status, answer["nodes"]) == (200, ["s0", "s1", "s2"])
+        assert json.loads((await it.ask("/api/v1/brake"))[2])["brake"] is None
+        assert (await it.ask("/api/v1/brake/release", "POST", token="x", body=b"{}"))[0] == 401
