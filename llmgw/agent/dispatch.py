@@ -4,11 +4,9 @@ from __future__ import annotations
 
 from collections import OrderedDict
 from collections.abc import Callable
-
-import trio
+from typing import Protocol
 
 from llmgw.agent.epoch import Epoch
-from llmgw.agent.shards import Shards
 from llmgw.errors import OperatorError
 from llmgw.hardware.inventory import Inventory
 from llmgw.link.messages import CommandResult, DrainShard, ForgetShard, ShardCommand, StartShard, StopShard
@@ -17,10 +15,38 @@ from llmgw.telemetry.logging import logger
 _REMEMBERED = 1000
 
 
+class Running(Protocol):
+    """One start of one shard, as far as commands go; see :class:`llmgw.agent.supervisor.Supervisor`."""
+
+    def drain(self, reason: str) -> None:
+        """The router sends nothing new here."""
+        ...
+
+    def stop(self, reason: str, grace_s: float) -> None:
+        """End the engine."""
+        ...
+
+
+class Runs(Protocol):
+    """Who starts shards and knows them; see :class:`llmgw.agent.shards.Shards`."""
+
+    def find(self, shard: str, generation: int) -> Running | None:
+        """This start of this shard, if it is known."""
+        ...
+
+    async def start(self, command: StartShard, inventory: Inventory) -> None:
+        """Launch an engine. Raises :class:`OperatorError`."""
+        ...
+
+    async def forget(self, shard: str, generation: int) -> None:
+        """Drop an ended shard's record. Raises :class:`OperatorError`."""
+        ...
+
+
 class Dispatch:
     """Carries commands out. ``inventory`` is asked for the hardware as it is now."""
 
-    def __init__(self, shards: Shards, epoch: Epoch, inventory: Callable[[], Inventory]) -> None:
+    def __init__(self, shards: Runs, epoch: Epoch, inventory: Callable[[], Inventory]) -> None:
         self._shards = shards
         self._epoch = epoch
         self._inventory = inventory
@@ -32,7 +58,7 @@ class Dispatch:
         if (known := self._results.get(command.command)) is not None:
             return known
         try:
-            admitted = await trio.to_thread.run_sync(self._epoch.admit, command.epoch)
+            admitted = await self._epoch.admit(command.epoch)
         except OperatorError as failed:
             return CommandResult(command.command, False, f"{failed.thing}: {failed.reason}", failed.remedy)
         if not admitted:

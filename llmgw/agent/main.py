@@ -14,11 +14,12 @@ import trio
 
 from llmgw import __version__
 from llmgw.agent.dispatch import Dispatch
-from llmgw.agent.epoch import Epoch
+from llmgw.agent.epoch import Epoch, EpochFile
 from llmgw.agent.hardware import Hardware
 from llmgw.agent.session import Link, Outbox
 from llmgw.agent.shards import Shards
-from llmgw.link.client import Backoff
+from llmgw.hardware.inventory import Inventory
+from llmgw.link.client import Backoff, connect
 from llmgw.scheduler.state import ShardReport
 from llmgw.settings.daemon import AgentConfig
 from llmgw.store.folder import held
@@ -34,7 +35,7 @@ def run(config: AgentConfig) -> None:
 
 async def _main(config: AgentConfig) -> None:
     log = logger("agent")
-    epoch = Epoch(Path(config.state_dir))
+    epoch = Epoch(EpochFile(Path(config.state_dir)))
     outbox = Outbox()
     hardware = Hardware(config.discovery, config.fabrics, Path(config.state_dir), outbox.hardware)
 
@@ -45,21 +46,26 @@ async def _main(config: AgentConfig) -> None:
             hardware.look_again()
 
     shards = Shards(config, shard_changed, time.time)
-    dispatch = Dispatch(shards, epoch, lambda: hardware.inventory)
+
+    def inventory() -> Inventory:
+        return hardware.inventory
+
+    dispatch = Dispatch(shards, epoch, inventory)
+    dial = partial(connect, tls=config.tls, trust_domain=config.trust_domain)
     backoff = Backoff(random.Random())  # noqa: S311 - jitter, not a secret
-    link = Link(config, shards, dispatch, hardware, epoch, outbox, backoff, time.time)
+    link = Link(config, dial, shards.reports, dispatch, inventory, epoch, outbox, backoff, time.time)
     async with trio.open_nursery() as root:
         await root.start(_signals, root.cancel_scope)
         await root.start(shards.run)
         # After the engines are adopted: a driver that hangs must not keep anybody from them.
-        inventory = await hardware.read()
+        found = await hardware.read()
         root.start_soon(hardware.run)
         root.start_soon(link.run)
         log.info(
             "ready",
             version=__version__,
             node=config.id,
-            devices=len(inventory.devices),
+            devices=len(found.devices),
             adopted=sum(1 for _ in shards.alive()),
             control_planes=[str(a) for a in config.control_planes],
         )

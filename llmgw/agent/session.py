@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from contextlib import AbstractAsyncContextManager
 
 import trio
 from attrs import frozen
@@ -11,12 +12,10 @@ from attrs import frozen
 from llmgw import __version__
 from llmgw.agent.dispatch import Dispatch
 from llmgw.agent.epoch import Epoch
-from llmgw.agent.hardware import Hardware
-from llmgw.agent.shards import Shards
 from llmgw.errors import LlmgwError, OperatorError, PeerError
 from llmgw.hardware.delta import diff
 from llmgw.hardware.inventory import Inventory
-from llmgw.link.client import Backoff, connect
+from llmgw.link.client import Backoff
 from llmgw.link.codec import Unknown, UnsendableError
 from llmgw.link.messages import (
     PROTOCOL,
@@ -40,6 +39,9 @@ from llmgw.settings.daemon import Address, AgentConfig
 from llmgw.telemetry.logging import logger
 
 _WELCOME_S = 10.0
+
+Dial = Callable[[Address], AbstractAsyncContextManager[Session]]
+"""Opens the link to a control plane, see :func:`llmgw.link.client.connect`."""
 
 
 @frozen
@@ -97,23 +99,28 @@ class Outbox:
 
 
 class Link:
-    """Keeps one session with a control plane, whichever of them will have us."""
+    """Keeps one session with a control plane, whichever of them will have us.
+
+    ``reports`` and ``inventory`` are asked for the shards and the hardware as they are now.
+    """
 
     def __init__(
         self,
         config: AgentConfig,
-        shards: Shards,
+        dial: Dial,
+        reports: Callable[[], tuple[ShardReport, ...]],
         dispatch: Dispatch,
-        hardware: Hardware,
+        inventory: Callable[[], Inventory],
         epoch: Epoch,
         outbox: Outbox,
         backoff: Backoff,
         clock: Callable[[], float],
     ) -> None:
         self._config = config
-        self._shards = shards
+        self._dial = dial
+        self._reports = reports
         self._dispatch = dispatch
-        self._hardware = hardware
+        self._inventory = inventory
         self._epoch = epoch
         self._outbox = outbox
         self._backoff = backoff
@@ -149,9 +156,9 @@ class Link:
         write(what, control_plane=str(address), reason=ended.reason, remedy=ended.remedy)
 
     async def _session(self, address: Address) -> None:
-        async with connect(address, self._config.tls, self._config.trust_domain) as session:
+        async with self._dial(address) as session:
             self._outbox.clear()
-            inventory = self._hardware.inventory
+            inventory = self._inventory()
             await session.send(self._registration(inventory))
             welcome = None
             with trio.move_on_after(_WELCOME_S):
@@ -160,7 +167,7 @@ class Link:
                 raise PeerGone(f"control plane at {address}", f"did not answer within {_WELCOME_S:g} s")
             if not isinstance(welcome, Welcome):
                 raise PeerGone(f"control plane at {address}", f"answered {type(welcome).__name__}, not Welcome")
-            if not await trio.to_thread.run_sync(self._epoch.admit, welcome.epoch):
+            if not await self._epoch.admit(welcome.epoch):
                 raise PeerGone(
                     f"control plane at {address}",
                     f"has epoch {welcome.epoch}, {self._epoch.highest} was seen",
@@ -203,7 +210,7 @@ class Link:
             address=self._config.address,
             inventory=inventory,
             engines=tuple(e.kind for e in self._config.engines),
-            shards=self._shards.reports(),
+            shards=self._reports(),
             epoch=self._epoch.highest,
         )
 
@@ -231,7 +238,7 @@ class Link:
         while True:
             taken, changed = await self._outbox.take()
             messages: list[AgentMessage] = [*taken]
-            now = self._hardware.inventory
+            now = self._inventory()
             if changed and (delta := diff(told, now)) is not None:
                 sequence += 1
                 told = now

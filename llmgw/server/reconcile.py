@@ -27,7 +27,9 @@ from llmgw.store.api import PassRecord, Store
 from llmgw.telemetry.logging import logger
 from llmgw.telemetry.metrics import ControlPlaneMetrics
 
-_TICK_S = 5.0
+TICK_S = 5.0
+"""A pass is made this often though nothing woke the loop."""
+
 _STORE_RETRY_S = 2.0
 
 
@@ -82,7 +84,7 @@ def forgets(state: ClusterState, outcome: Outcome, epoch: int) -> dict[str, list
 
 
 class Reconciler:
-    """Owns the loop. ``wake`` may be called from anywhere in the same Trio run."""
+    """Owns the loop; a pass is made every ``tick_s``. ``wake`` may be called from anywhere in the same Trio run."""
 
     def __init__(
         self,
@@ -93,6 +95,7 @@ class Reconciler:
         clock: Callable[[], float],
         metrics: ControlPlaneMetrics,
         created: int,
+        tick_s: float = TICK_S,
     ) -> None:
         self._cluster = cluster
         self._store = store
@@ -101,6 +104,7 @@ class Reconciler:
         self._clock = clock
         self._metrics = metrics
         self._created = created
+        self._tick_s = tick_s
         self._woken = trio.Event()
         self._table = Table()
         self._decided: tuple[Decision, ...] = ()
@@ -158,7 +162,7 @@ class Reconciler:
         ):
             for name, commands in by_node.items():
                 self._agents.dispatch(name, commands)
-        due = [now + _TICK_S]
+        due = [now + self._tick_s]
         if outcome.wake_at is not None:
             due.append(outcome.wake_at)
         liveness = self._cluster.settings.liveness

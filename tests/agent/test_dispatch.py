@@ -7,7 +7,7 @@ import pytest
 from attrs import define, evolve, field
 
 from llmgw.agent.dispatch import Dispatch
-from llmgw.agent.epoch import Epoch
+from llmgw.agent.epoch import Epoch, EpochFile
 from llmgw.errors import OperatorError
 from llmgw.hardware.inventory import Host, Inventory
 from llmgw.link.messages import DrainShard, ForgetShard, StartShard, StopShard
@@ -44,7 +44,7 @@ class Asked:
 
 
 def dispatch(folder: Path, asked: Asked) -> Dispatch:
-    return Dispatch(asked, Epoch(folder), lambda: INVENTORY)  # type: ignore[arg-type]
+    return Dispatch(asked, Epoch(EpochFile(folder)), lambda: INVENTORY)
 
 
 async def test_each_command_is_done_once(tmp_path: Path) -> None:
@@ -92,7 +92,7 @@ async def test_an_older_epoch_is_not_obeyed_also_after_a_restart(tmp_path: Path)
 def test_an_epoch_that_cannot_be_read_is_named(tmp_path: Path) -> None:
     (tmp_path / "epoch").write_text(json.dumps("x"))
     with pytest.raises(OperatorError, match="is not a number"):
-        Epoch(tmp_path)
+        EpochFile(tmp_path)
 
 
 async def test_an_epoch_that_cannot_be_written_is_not_obeyed(tmp_path: Path) -> None:

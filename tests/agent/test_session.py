@@ -15,12 +15,13 @@ from attrs import evolve
 
 from fakes.machines import MACHINES, render, write_state
 from llmgw.agent.dispatch import Dispatch
-from llmgw.agent.epoch import Epoch
+from llmgw.agent.epoch import Epoch, EpochFile
 from llmgw.agent.hardware import Hardware
 from llmgw.agent.session import Link, Outbox
 from llmgw.agent.shards import Shards
 from llmgw.hardware.delta import apply
-from llmgw.link.client import Backoff
+from llmgw.hardware.inventory import Inventory
+from llmgw.link.client import Backoff, connect
 from llmgw.link.messages import (
     CommandResult,
     HardwareChanged,
@@ -57,10 +58,16 @@ class Agent:
         render(MACHINES["l40s-2"], self.machine)
         discovery = Discovery(GpuSource.NVIDIA_SMI, str(self.machine), interval_s=1000)
         self.hardware = Hardware(discovery, (), folder, self.outbox.hardware)
-        epoch = Epoch(folder)
-        dispatch = Dispatch(self.shards, epoch, lambda: self.hardware.inventory)
+        epoch = Epoch(EpochFile(folder))
+        dispatch = Dispatch(self.shards, epoch, self.inventory)
+        dial = partial(connect, tls=settings.tls, trust_domain=settings.trust_domain)
         backoff = Backoff(random.Random(1), 0.01, 0.05)
-        self.link = Link(settings, self.shards, dispatch, self.hardware, epoch, self.outbox, backoff, time.time)
+        self.link = Link(
+            settings, dial, self.shards.reports, dispatch, self.inventory, epoch, self.outbox, backoff, time.time
+        )
+
+    def inventory(self) -> Inventory:
+        return self.hardware.inventory
 
 
 @asynccontextmanager
