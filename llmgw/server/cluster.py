@@ -16,7 +16,7 @@ from llmgw.scheduler.explain import Outcome, Unplaced
 from llmgw.scheduler.liveness import node_state
 from llmgw.scheduler.state import ClusterState, Node, NodeState, Replica, ShardReport, ShardState
 from llmgw.settings.document import Settings
-from llmgw.store.api import NodeRow
+from llmgw.store.api import NodeRow, Store
 
 
 @frozen
@@ -190,3 +190,23 @@ class Cluster:
             reports=row.reports,
             version=row.version,
         )
+
+
+async def remembered(store: Store, settings: Settings, started: float, woken: Callable[[], None]) -> Cluster:
+    """The cluster as the store has it, under a new epoch.
+
+    The epoch comes first: until it is taken an older control plane may still write.
+    """
+    epoch = await store.new_epoch()
+    replicas, next_serial = await store.replicas()
+    return Cluster(
+        cluster=await store.cluster(),
+        epoch=epoch,
+        settings=settings,
+        nodes=await store.nodes(),
+        replicas=replicas,
+        next_serial=next_serial,
+        unplaced=await store.unplaced(),
+        started=started,
+        woken=woken,
+    )

@@ -22,7 +22,7 @@ from llmgw.link.server import serve as serve_link
 from llmgw.router.table import Table
 from llmgw.router.worker import RouterWorker
 from llmgw.server.agents import Agents
-from llmgw.server.cluster import Cluster
+from llmgw.server.cluster import Cluster, remembered
 from llmgw.server.reconcile import Reconciler
 from llmgw.server.registry import table
 from llmgw.server.settings_file import SettingsFile
@@ -92,20 +92,9 @@ class Server:
                 f"is missing, but model {next(m.name for m in settings.models if m.profiles)} has profiles to place",
                 "add a link section with listen and tls, so that agents can connect",
             )
-        replicas, next_serial = await self._store.replicas()
         started = time.time()
         metrics = ControlPlaneMetrics()
-        cluster = Cluster(
-            cluster=await self._store.cluster(),
-            epoch=await self._store.new_epoch(),
-            settings=settings,
-            nodes=await self._store.nodes(),
-            replicas=replicas,
-            next_serial=next_serial,
-            unplaced=await self._store.unplaced(),
-            started=started,
-            woken=lambda: reconciler.wake(),
-        )
+        cluster = await remembered(self._store, settings, started, lambda: reconciler.wake())
         router = RouterWorker(Path(self._config.state_dir), self._config.router, self._config.log)
         agents = Agents(cluster, self._store, time.time)
         reconciler = Reconciler(cluster, self._store, agents, router.push, time.time, metrics, int(started))
