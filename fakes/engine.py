@@ -32,6 +32,7 @@ import trio
 _WORDS = ("amber", "basin", "cedar", "delta", "ember", "fjord", "grove", "harbor", "island", "juniper", "kestrel",
           "lantern", "meadow", "north", "orchard", "prairie", "quartz", "river", "summit", "timber", "umber", "valley",
           "willow", "yonder", "zephyr")  # fmt: skip
+_SLEEP = "time.sleep(86400)"
 _MAX_HEAD = 64 * 1024
 _MAX_BODY = 64 * 1024 * 1024
 
@@ -42,6 +43,10 @@ class Behaviour:
 
     ``crash`` is a moment: ``start``, ``load``, ``headers`` (after the response's head), ``stream`` (mid-stream, with
     vLLM's error event and its ``[DONE]``), or ``now`` by ctl. ``exit_code`` goes with it; 0 is as vLLM dies.
+
+    ``workers`` are children, ``escaped_worker`` one in a session of its own; ``daemon`` is nobody's child and ignores
+    SIGTERM. ``listen`` is where the API listens whatever it was told, and ``listen_too`` are further addresses, each
+    with a port of its own.
     """
 
     start_s: float = 0.0
@@ -53,6 +58,9 @@ class Behaviour:
     ignore_sigterm: bool = False
     workers: int = 0
     escaped_worker: bool = False
+    daemon: bool = False
+    listen: str = ""
+    listen_too: str = ""
     crash: str = ""
     exit_code: int = 1
     log_mib: int = 0
@@ -242,11 +250,15 @@ class Engine:
 
     def _fork_workers(self) -> None:
         """Workers that outlive their parent unless the whole group is killed, as vLLM's do."""
-        sleeper = [sys.executable, "-c", "import time; time.sleep(86400)", "fake-engine-worker", self.name]
+        sleeper = [sys.executable, "-c", f"import time; {_SLEEP}", "fake-engine-worker", self.name]
         for _ in range(self.behaviour.workers):
             self.children.append(subprocess.Popen(sleeper))
         if self.behaviour.escaped_worker:
             self.children.append(subprocess.Popen(sleeper, start_new_session=True))
+        if self.behaviour.daemon:
+            stubborn = f"import signal, time; signal.signal(15, signal.SIG_IGN); {_SLEEP}"
+            parent = f"import subprocess, sys; subprocess.Popen([sys.executable, '-c', {stubborn!r}, {self.name!r}])"
+            subprocess.run([sys.executable, "-c", parent], start_new_session=True, check=True)
 
     async def _signals(
         self, nursery: trio.Nursery, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED
@@ -285,7 +297,9 @@ class Engine:
             os._exit(self.behaviour.exit_code)
 
     async def _serve(self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
-        listeners = await trio.open_tcp_listeners(self.port, host=self.host)
+        listeners = await trio.open_tcp_listeners(self.port, host=self.behaviour.listen or self.host)
+        for host in self.behaviour.listen_too.split():
+            listeners += await trio.open_tcp_listeners(0, host=host)
         log(f"fake engine on http://{self.host}:{self.port}")
         task_status.started()
         await trio.serve_listeners(self._client, listeners)

@@ -1,10 +1,11 @@
 """A tiny random language model, made on the spot, so that a real engine has something to run on a CPU.
 
-    python fakes/tiny_model.py DIR
+    python fakes/tiny_model.py DIR [LAYERS]
 
 writes ``DIR/tiny.gguf`` for llama-server and ``DIR/hf`` for vLLM: the same Llama architecture with less than half a
 million weights, drawn from a fixed seed. Its answers are made-up words; the rows of the ending token are zero, so that
-an answer practically always goes on to ``max_tokens``.
+an answer practically always goes on to ``max_tokens``. More layers than two are these two over and over: for answers
+that take their time.
 
 Formats: GGUF version 3 (https://github.com/ggml-org/ggml/blob/master/docs/gguf.md), safetensors
 (https://github.com/huggingface/safetensors#format). Standard library only.
@@ -18,7 +19,6 @@ import random
 import struct
 import sys
 from array import array
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -43,7 +43,7 @@ def vocabulary() -> list[str]:
     return tokens
 
 
-def tensors() -> dict[str, Tensor]:
+def tensors(layers: int = LAYERS) -> dict[str, Tensor]:
     """Weights by their Hugging Face names, row by row."""
     source = random.Random(20261201)
 
@@ -73,6 +73,11 @@ def tensors() -> dict[str, Tensor]:
         made[prefix + "mlp.down_proj.weight"] = normal(HIDDEN, FFN)
         made[prefix + "input_layernorm.weight"] = ones(HIDDEN)
         made[prefix + "post_attention_layernorm.weight"] = ones(HIDDEN)
+    for name in list(made):
+        for layer in range(LAYERS, layers):
+            own = f"model.layers.{layer % LAYERS}."
+            if name.startswith(own):
+                made[name.replace(own, f"model.layers.{layer}.")] = made[name]
     return made
 
 
@@ -81,11 +86,7 @@ def tensors() -> dict[str, Tensor]:
 
 def bf16(values: array[float]) -> bytes:
     """float32 as bfloat16: its upper half."""
-    return b"".join(word[2:] for word in _words(values.tobytes()))
-
-
-def _words(raw: bytes) -> Iterator[bytes]:
-    return (raw[at : at + 4] for at in range(0, len(raw), 4))
+    return array("H", values.tobytes())[1::2].tobytes()
 
 
 def safetensors(weights: dict[str, Tensor]) -> bytes:
@@ -102,6 +103,11 @@ def safetensors(weights: dict[str, Tensor]) -> bytes:
     return struct.pack("<Q", len(text)) + text + b"".join(blobs)
 
 
+def layers_of(weights: dict[str, Tensor]) -> int:
+    """How many layers these weights have."""
+    return sum(name.endswith("input_layernorm.weight") for name in weights)
+
+
 def hugging_face(tokens: list[str], weights: dict[str, Tensor]) -> dict[str, bytes]:
     """The files of a model's folder."""
     config = {
@@ -110,7 +116,7 @@ def hugging_face(tokens: list[str], weights: dict[str, Tensor]) -> dict[str, byt
         "hidden_act": "silu",
         "hidden_size": HIDDEN,
         "intermediate_size": FFN,
-        "num_hidden_layers": LAYERS,
+        "num_hidden_layers": layers_of(weights),
         "num_attention_heads": HEADS,
         "num_key_value_heads": KV_HEADS,
         "head_dim": HEAD_DIM,
@@ -223,7 +229,7 @@ def gguf(tokens: list[str], weights: dict[str, Tensor]) -> bytes:
         _entry("general.file_type", _U32, 0),
         _entry("llama.context_length", _U32, CONTEXT),
         _entry("llama.embedding_length", _U32, HIDDEN),
-        _entry("llama.block_count", _U32, LAYERS),
+        _entry("llama.block_count", _U32, layers_of(weights)),
         _entry("llama.feed_forward_length", _U32, FFN),
         _entry("llama.attention.head_count", _U32, HEADS),
         _entry("llama.attention.head_count_kv", _U32, KV_HEADS),
@@ -255,9 +261,9 @@ def gguf(tokens: list[str], weights: dict[str, Tensor]) -> bytes:
     return head + bytes(-len(head) % _ALIGNMENT) + b"".join(blobs)
 
 
-def write(folder: Path) -> None:
+def write(folder: Path, layers: int = LAYERS) -> None:
     """Write both forms of the model below ``folder``."""
-    tokens, weights = vocabulary(), tensors()
+    tokens, weights = vocabulary(), tensors(layers)
     (folder / "hf").mkdir(parents=True, exist_ok=True)
     for name, content in hugging_face(tokens, weights).items():
         (folder / "hf" / name).write_bytes(content)
@@ -265,6 +271,6 @@ def write(folder: Path) -> None:
 
 
 if __name__ == "__main__":
-    if len(sys.argv) != 2:
-        sys.exit("usage: tiny_model.py DIR")
-    write(Path(sys.argv[1]))
+    if len(sys.argv) not in (2, 3):
+        sys.exit("usage: tiny_model.py DIR [LAYERS]")
+    write(Path(sys.argv[1]), *map(int, sys.argv[2:]))

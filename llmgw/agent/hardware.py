@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
@@ -93,6 +94,10 @@ class Hardware:
         self._again = trio.Event()
         self._log = logger("hardware")
         self._inventory: Inventory | None = None
+        self._reading = trio.Lock()
+        self._begun = self._newest = 0
+        self._done = trio.Event()
+        self._read_at = -math.inf
 
     @property
     def inventory(self) -> Inventory:
@@ -102,11 +107,41 @@ class Hardware:
 
     async def read(self) -> Inventory:
         """Read everything, say what is new in the log, and remember it."""
+        async with self._reading:
+            return await self._read()
+
+    async def _read(self) -> Inventory:
+        self._begun += 1
+        number = self._begun
         found = await discover(self._config, self._rules, self._machine)
         found = await trio.to_thread.run_sync(partial(self._known.compare, found, remember=True))
         self._say(self._inventory, found)
-        self._inventory = found
+        self._inventory, self._newest, self._read_at = found, number, trio.current_time()
+        done, self._done = self._done, trio.Event()
+        done.set()
         return found
+
+    async def anew(self) -> Inventory:
+        """A reading that began after this call; all who ask meanwhile share it. A cancelled one changes nothing."""
+        asked = self._begun
+        async with self._reading:
+            if self._newest > asked:
+                return self.inventory
+            before = self._inventory
+            found = await self._read()
+        if found != before:
+            self._changed()
+        return found
+
+    async def next(self) -> Inventory:
+        """The inventory of the next reading, whoever wanted it."""
+        await self._done.wait()
+        return self.inventory
+
+    def no_older_than(self, seconds: float) -> None:
+        """Have it read soon if the newest reading is older than this."""
+        if trio.current_time() - self._read_at >= seconds:
+            self.look_again()
 
     def look_again(self) -> None:
         """Something happened that may have been the hardware: read it soon."""
@@ -123,9 +158,7 @@ class Hardware:
                     await self._again.wait()
                     await trio.sleep(min(SETTLE_S, self._quiet_s))
                 self._again = trio.Event()
-                before = self.inventory
-                if await self.read() != before:
-                    self._changed()
+                await self.anew()
 
     def _heard(self, event: KernelEvent) -> None:
         self._log.warning(

@@ -13,6 +13,7 @@ from pathlib import Path
 import trio
 
 from llmgw import __version__
+from llmgw.agent import cgroup
 from llmgw.agent.dispatch import Dispatch
 from llmgw.agent.epoch import Epoch, EpochFile
 from llmgw.agent.hardware import Hardware
@@ -45,7 +46,8 @@ async def _main(config: AgentConfig) -> None:
             # What killed it may have been a device, and its memory must be seen to be free before others get it.
             hardware.look_again()
 
-    shards = Shards(config, shard_changed, time.time)
+    delegation = await trio.to_thread.run_sync(cgroup.delegated)
+    shards = Shards(config, shard_changed, time.time, hardware=hardware, delegation=delegation)
 
     def inventory() -> Inventory:
         return hardware.inventory
@@ -66,6 +68,7 @@ async def _main(config: AgentConfig) -> None:
             version=__version__,
             node=config.id,
             devices=len(found.devices),
+            cgroup=None if delegation is None else str(delegation),
             adopted=sum(1 for _ in shards.alive()),
             control_planes=[str(a) for a in config.control_planes],
         )

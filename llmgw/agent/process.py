@@ -13,6 +13,7 @@ import trio
 from attrs import frozen
 
 from llmgw.agent import shim
+from llmgw.agent.proctree import stat
 from llmgw.errors import OperatorError
 
 LOG_BYTES = 16 * 1024 * 1024
@@ -42,12 +43,8 @@ class Known:
 
 def start_time(pid: int) -> int | None:
     """Clock ticks from boot to the start of this process; ``None`` when there is none, or only its corpse."""
-    try:
-        fields = Path(f"/proc/{pid}/stat").read_bytes().rpartition(b")")[2].split()
-    except OSError:
-        return None
-    # Where PID 1 does not reap, a dead process keeps its number as a zombie for ever.
-    return None if fields[0] in (b"Z", b"X") else int(fields[19])
+    found = stat(pid)
+    return None if found is None else found.start
 
 
 class Handle:
@@ -144,13 +141,15 @@ def environment(own: Mapping[str, str], *more: Mapping[str, str]) -> dict[str, s
     return made
 
 
-async def spawn(folder: Path, argv: tuple[str, ...], env: Mapping[str, str]) -> None:
+async def spawn(folder: Path, argv: tuple[str, ...], env: Mapping[str, str], cgroup: str = "") -> None:
     """Start an engine under a shim in ``folder``, whose record must be written. Returns when the shim has spoken.
+
+    ``cgroup`` is made for it, if one is named (:mod:`llmgw.agent.cgroup`).
 
     What became of it is in ``shim.json`` and ``exit.json``. The shim is nobody's child: it lives on whatever becomes
     of this process. Raises :class:`OperatorError` when no shim came to life.
     """
-    command = [sys.executable, "-I", "-S", str(Path(shim.__file__)), str(folder), str(LOG_BYTES), "--", *argv]
+    command = [sys.executable, "-I", "-S", str(Path(shim.__file__)), str(folder), str(LOG_BYTES), cgroup, *argv]
     # A cancelled start still ends with an engine or without one, never in between: the launch takes milliseconds.
     with trio.CancelScope(shield=True, deadline=trio.current_time() + _START_S):
         try:

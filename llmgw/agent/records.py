@@ -35,8 +35,9 @@ class Record:
     """One launch: who asked for it, what was started, and how to ask it how it is.
 
     ``rendezvous`` is where the ranks of a replica over several nodes meet; the port is rank 0's to give. ``boot_id`` is
-    the boot in which it was started; ``state`` the last one that was written down, so that an adopted
-    engine that was ready is not taken out of service while it is asked again.
+    the boot in which it was started; ``state`` the last one that was written down, so that an adopted engine that was
+    ready is not taken out of service while it is asked again. ``launch`` is the random value that marks all of its
+    processes, ``cgroup`` the one that was made for it, if any.
     """
 
     cluster: str
@@ -62,12 +63,19 @@ class Record:
     since: float = 0.0
     uuids: tuple[str, ...] = ()
     rendezvous: Address | None = None
+    launch: str = ""
+    cgroup: str = ""
 
     @property
     def endpoint(self) -> str:
         """Base URL of the engine's API."""
         host = f"[{self.host}]" if ":" in self.host else self.host
         return f"http://{host}:{self.port}"
+
+    @property
+    def cgroup_path(self) -> Path | None:
+        """Its cgroup, if it was given one."""
+        return Path(self.cgroup) if self.cgroup else None
 
 
 @frozen

@@ -6,13 +6,16 @@ import os
 import secrets
 import socket
 from collections.abc import Callable, Iterable
+from contextlib import suppress
 from pathlib import Path
 
 import trio
 
-from llmgw.agent import logs, process, records
+from llmgw.agent import attempts, cgroup, logs, process, proctree, records
+from llmgw.agent.hardware import Hardware
+from llmgw.agent.proctree import PROC
 from llmgw.agent.records import Record
-from llmgw.agent.shard import Shard, adopted, begin
+from llmgw.agent.shard import Shard, adopted, begin, remaining
 from llmgw.agent.supervisor import DIAGNOSED_LINES, Supervisor
 from llmgw.discovery.host import boot_id
 from llmgw.discovery.interfaces import interface_of
@@ -27,6 +30,7 @@ from llmgw.settings.daemon import Address, AgentConfig
 from llmgw.telemetry.logging import logger
 
 _KEY_BYTES = 24
+_MARK_BYTES = 16
 _FIRST_LOOK_S = 1.0
 _SETTLE_S = 5.0
 _SHIM_END_LOOKS = 100
@@ -34,11 +38,28 @@ _SHIM_END_LOOK_S = 0.05
 
 
 class Shards:
-    """The shards that run here or ended and are not forgotten. ``changed`` is called with each one that changes."""
+    """The shards that run here or ended and are not forgotten. ``changed`` is called with each one that changes.
 
-    def __init__(self, config: AgentConfig, changed: Callable[[ShardReport], None], clock: Callable[[], float]) -> None:
+    With ``hardware`` the memory of the devices is watched, and with ``delegation``, a cgroup of ours, each engine gets
+    one below it.
+    """
+
+    def __init__(
+        self,
+        config: AgentConfig,
+        changed: Callable[[ShardReport], None],
+        clock: Callable[[], float],
+        *,
+        hardware: Hardware | None = None,
+        delegation: Path | None = None,
+        proc: Path = PROC,
+    ) -> None:
         self._config = config
         self._folder = Path(config.state_dir) / "shards"
+        self._logs = Path(config.state_dir) / "logs"
+        self._hardware = hardware
+        self._delegation = delegation
+        self._proc = proc
         self._changed = changed
         self._clock = clock
         self._known: dict[tuple[str, int], Supervisor] = {}
@@ -75,6 +96,11 @@ class Shards:
 
     async def _take_over(self, folder: Path) -> None:
         """Adopt what runs, report what has ended, and drop what never was."""
+        if not await trio.to_thread.run_sync((folder / "record.json").exists):
+            # It was being moved to the logs when the last agent died.
+            with suppress(OSError):
+                await trio.to_thread.run_sync(attempts.retire, folder, self._logs)
+            return
         try:
             record = await trio.to_thread.run_sync(records.read, folder)
         except OperatorError as wrong:
@@ -103,12 +129,22 @@ class Shards:
         shard = _past(record, end, diagnose(lines), now)
         supervisor = self._add(folder, record, shard, adopted=True)
         supervisor.log_tail = lines[-logs.TAIL_LINES :]
+        if await trio.to_thread.run_sync(supervisor.tracking.left):
+            self._log.warning("an engine has ended and left processes behind", shard=record.shard, reason=shard.reason)
+            supervisor.shard = remaining(shard, now)
+            supervisor.tracking.became(ShardState.STOPPING)
+            assert self._nursery is not None
+            self._nursery.start_soon(self._supervise, supervisor)
+            return
         supervisor.done.set()
         supervisor.settled.set()
         self._log.warning("an engine has ended", shard=record.shard, reason=shard.reason)
 
     def _add(self, folder: Path, record: Record, shard: Shard, *, adopted: bool) -> Supervisor:
-        supervisor = Supervisor(folder, record, shard, self._on_change, self._clock, adopted=adopted)
+        supervisor = Supervisor(
+            folder, record, shard, self._on_change, self._clock,
+            adopted=adopted, hardware=self._hardware, proc=self._proc,
+        )  # fmt: skip
         self._known[supervisor.key] = supervisor
         return supervisor
 
@@ -180,6 +216,7 @@ class Shards:
         )
         launch = build(spec)
         now = self._clock()
+        mark = secrets.token_hex(_MARK_BYTES)
         record = Record(
             cluster=command.cluster,
             replica=command.replica,
@@ -203,6 +240,8 @@ class Shards:
             api_key=launch.api_key,
             since=now,
             rendezvous=rendezvous if command.rank == 0 else None,
+            launch=mark,
+            cgroup=cgroup.path_for(self._delegation, command.shard, command.generation, mark),
         )
         folder = records.folder_of(self._folder, command.shard, command.generation)
         supervisor = self._add(
@@ -210,8 +249,14 @@ class Shards:
         )
         try:
             await trio.to_thread.run_sync(records.write, folder, record)
-            await process.spawn(folder, launch.argv, process.environment(os.environ, launch.env, launch.secrets))
+            marks = proctree.marks(command.shard, command.generation, mark)
+            env = process.environment(os.environ, launch.env, launch.secrets, marks)
+            await process.spawn(folder, launch.argv, env, record.cgroup)
             supervisor.attach()
+            if record.cgroup_path is not None and not record.cgroup_path.exists():
+                self._log.warning(
+                    "its cgroup could not be made; it runs in ours", shard=record.shard, path=record.cgroup
+                )
         except OSError as failed:
             del self._known[supervisor.key]
             raise OperatorError(str(folder), f"cannot be written: {failed.strerror}", "check the disk") from failed
@@ -266,7 +311,10 @@ class Shards:
         return found
 
     async def forget(self, shard: str, generation: int) -> None:
-        """Drop an ended shard's record and log. Raises :class:`OperatorError` while it has not ended."""
+        """Drop an ended shard's record and keep its log among the last ones (:mod:`llmgw.agent.attempts`).
+
+        Raises :class:`OperatorError` while it has not ended.
+        """
         supervisor = self._known.get((shard, generation))
         if supervisor is None:
             return
@@ -276,11 +324,20 @@ class Shards:
             await supervisor.settled.wait()
         # Its shim ends right after it wrote down how the engine ended.
         for _ in range(_SHIM_END_LOOKS):
-            if await trio.to_thread.run_sync(records.remove, supervisor.folder):
+            try:
+                gone = await trio.to_thread.run_sync(self._retire, supervisor)
+            except OSError as failed:
+                raise OperatorError(str(supervisor.folder), f"cannot be moved: {failed.strerror}", "") from failed
+            if gone:
                 self._known.pop((shard, generation), None)
                 return
             await trio.sleep(_SHIM_END_LOOK_S)
         raise OperatorError(str(supervisor.folder), "its shim has not ended", "look for the process that holds `lock`")
+
+    def _retire(self, supervisor: Supervisor) -> bool:
+        if (supervisor.folder / "record.json").exists():
+            attempts.summarize(supervisor.folder, supervisor.record, supervisor.shard)
+        return not supervisor.folder.exists() or attempts.retire(supervisor.folder, self._logs)
 
     def _port(self, besides: int | None = None) -> int:
         """A port that no shard of ours has and that can be bound right now."""

@@ -1,6 +1,6 @@
 """The parent of one engine: starts it, reaps it, rotates its log, and writes down how it ended.
 
-Run by path as ``python -I -S shim.py FOLDER LOG_BYTES -- COMMAND …``; standard library only, because a copy of it
+Run by path as ``python -I -S shim.py FOLDER LOG_BYTES CGROUP COMMAND …``; standard library only, because a copy of it
 lives as long as each engine does, and outlives any agent. It detaches itself, so that it is nobody's child, and is the
 subreaper of everything that the engine starts: a worker that leaves the process group is still its own.
 
@@ -9,8 +9,12 @@ their start times; ``exit.json`` says how the engine ended, once nothing that it
 ``engine.log.1`` have its output. It does not start without ``record.json``: an agent that gave the launch up removes
 that first, under the lock.
 
+CGROUP, if it is not empty, is made for the engine and removed when nothing is left in it. The shim itself stays out of
+it, so that killing all that is in there leaves somebody who can say how the engine ended.
+
 SIGTERM ends the engine's group, SIGUSR1 kills everything that it started. When the engine's first process ends, the
-rest of its group is ended too: workers of a dead engine hold GPU memory and serve nobody.
+rest of its group is ended too: workers of a dead engine hold GPU memory and serve nobody. What is killed may leave
+shared memory behind; Python's resource tracker, which removes it once all else is gone, is killed last.
 """
 
 import contextlib
@@ -27,6 +31,8 @@ _PR_SET_CHILD_SUBREAPER = 36  # linux/prctl.h
 _ROTATE_EVERY_S = 1.0
 _GROUP_GRACE_S = 3.0
 _GIVE_UP_S = 20.0
+_TIDY_S = 1.0
+_TRACKER = b"multiprocessing.resource_tracker"
 _HANDLED = {signal.SIGCHLD, signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGUSR1}
 
 
@@ -49,11 +55,7 @@ def write(folder: str, name: str, value: object) -> None:
 
 def start_time(pid: int) -> int | None:
     """Field 22 of /proc/<pid>/stat: clock ticks from boot to the start of this process."""
-    try:
-        with open(f"/proc/{pid}/stat", "rb") as file:
-            return int(file.read().rpartition(b")")[2].split()[19])
-    except (OSError, ValueError, IndexError):
-        return None
+    return stat_field(pid, 19)
 
 
 def children() -> list[int]:
@@ -67,24 +69,96 @@ def children() -> list[int]:
 
 def parent(pid: int) -> int | None:
     """Field 4 of /proc/<pid>/stat, for kernels without the list of children."""
+    return stat_field(pid, 1)
+
+
+def stat_field(pid: int, number: int) -> int | None:
+    """A number from /proc/<pid>/stat, counted from the process's state, which is field 3 of all."""
     try:
         with open(f"/proc/{pid}/stat", "rb") as file:
-            return int(file.read().rpartition(b")")[2].split()[1])
+            return int(file.read().rpartition(b")")[2].split()[number])
     except (OSError, ValueError, IndexError):
         return None
 
 
-def signal_all(engine: int, number: int, *, everything: bool) -> None:
+def write_to(path: str, text: str) -> bool:
+    """Write to a file of the kernel's; whether it took it."""
+    try:
+        with open(path, "w", encoding="ascii") as file:
+            file.write(text)
+    except OSError:
+        return False
+    return True
+
+
+class Cgroup:
+    """The engine's cgroup, or none: everything here works without one as well."""
+
+    def __init__(self, path: str) -> None:
+        self.path = path
+        self.made = False
+
+    def enter(self) -> None:
+        """Make it and go into it: what is started now begins its life there."""
+        if self.path:
+            with contextlib.suppress(OSError):
+                os.mkdir(self.path, 0o755)
+                self.made = True
+                write_to(f"{self.path}/cgroup.procs", "0")
+
+    def leave(self) -> None:
+        """Back to where we came from; the engine stays."""
+        if self.made:
+            write_to(f"{os.path.dirname(self.path)}/cgroup.procs", "0")
+
+    def kill(self) -> None:
+        """SIGKILL all that is in it; kernels before 5.14 cannot, and what is in reach is signalled anyway."""
+        if self.made:
+            write_to(f"{self.path}/cgroup.kill", "1")
+
+    def remove(self) -> None:
+        """Take it away, if it is empty."""
+        if self.made:
+            with contextlib.suppress(OSError):
+                os.rmdir(self.path)
+
+
+def signal_all(engine: int, number: int, *, everything: bool, cgroup: Cgroup) -> None:
     """Signal the engine's group and, for the last resort, every child that left it.
 
     The engine is not reaped before all else is gone, so its number cannot have become somebody else's.
     """
+    if everything and number == signal.SIGKILL:
+        cgroup.kill()
     with contextlib.suppress(ProcessLookupError, PermissionError):
         os.killpg(engine, number)
     if everything:
         for pid in children():
             with contextlib.suppress(ProcessLookupError, PermissionError):
                 os.kill(pid, number)
+
+
+def kill_all_but_trackers(engine: int) -> None:
+    """Kill the engine's group and every child that left it, but for those that clean up after the others."""
+    own = set(children())
+    for pid in map(int, filter(str.isdigit, os.listdir("/proc"))):
+        with contextlib.suppress(OSError):
+            handle = os.pidfd_open(pid)
+            try:
+                # Looked at after the handle was taken, so that no other process can be meant.
+                if (stat_field(pid, 2) == engine or pid in own) and not is_tracker(pid):
+                    signal.pidfd_send_signal(handle, signal.SIGKILL)
+            finally:
+                os.close(handle)
+
+
+def is_tracker(pid: int) -> bool:
+    """Whether this is a resource tracker of Python's multiprocessing, which ends by itself with those it is for."""
+    try:
+        with open(f"/proc/{pid}/cmdline", "rb") as file:
+            return _TRACKER in file.read()
+    except OSError:
+        return False
 
 
 def reap_others(engine: int) -> bool:
@@ -130,19 +204,19 @@ def spawn(command: list[str], log: int) -> int:
     )
 
 
-def watch(engine: int, log: int, folder: str, limit: int) -> dict[str, object]:
+def watch(engine: int, log: int, folder: str, limit: int, cgroup: Cgroup) -> dict[str, object]:
     """Wait for the end of the engine and of everything that it started."""
     ended: dict[str, object] | None = None
     ended_at = rotated_at = time.monotonic()
-    killing = False
+    killing_since: float | None = None
     while True:
         received = signal.sigtimedwait(_HANDLED, _ROTATE_EVERY_S if ended is None else 0.05)
         number = None if received is None else received.si_signo
         if number in (signal.SIGTERM, signal.SIGINT):
-            signal_all(engine, signal.SIGTERM, everything=False)
+            signal_all(engine, signal.SIGTERM, everything=False, cgroup=cgroup)
         elif number == signal.SIGUSR1:
-            killing = True
-            signal_all(engine, signal.SIGKILL, everything=True)
+            killing_since = killing_since or time.monotonic()
+            kill_all_but_trackers(engine)
         others = reap_others(engine)
         if ended is None:
             seen = os.waitid(os.P_PID, engine, os.WEXITED | os.WNOHANG | os.WNOWAIT)
@@ -154,7 +228,8 @@ def watch(engine: int, log: int, folder: str, limit: int) -> dict[str, object]:
                     "at": time.time(),
                 }
                 ended_at = time.monotonic()
-                signal_all(engine, signal.SIGKILL if killing else signal.SIGTERM, everything=True)
+                if killing_since is None:
+                    signal_all(engine, signal.SIGTERM, everything=True, cgroup=cgroup)
                 others = reap_others(engine)
         now = time.monotonic()
         if now - rotated_at >= _ROTATE_EVERY_S:
@@ -166,13 +241,18 @@ def watch(engine: int, log: int, folder: str, limit: int) -> dict[str, object]:
                 return {**ended, "left": []}
             if now - ended_at > _GIVE_UP_S:
                 return {**ended, "left": [pid for pid in children() if pid != engine]}
-            if killing or now - ended_at > _GROUP_GRACE_S:
-                signal_all(engine, signal.SIGKILL, everything=True)
+            if killing_since is None and now - ended_at > _GROUP_GRACE_S:
+                killing_since = now
+        if killing_since is not None:
+            if now - killing_since < _TIDY_S:
+                kill_all_but_trackers(engine)
+            else:
+                signal_all(engine, signal.SIGKILL, everything=True, cgroup=cgroup)
 
 
 def main() -> int:
     """Detach, start the engine, say which pids, watch it to its end."""
-    folder, limit, command = sys.argv[1], int(sys.argv[2]), sys.argv[4:]
+    folder, limit, cgroup, command = sys.argv[1], int(sys.argv[2]), Cgroup(sys.argv[3]), sys.argv[4:]
     lock = os.open(os.path.join(folder, "lock"), os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
     try:
         fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -202,8 +282,13 @@ def main() -> int:
     me = {"shim": os.getpid(), "shim_start": start_time(os.getpid()), "engine": None, "engine_start": None}
     write(folder, "shim.json", me)
     try:
-        engine = spawn(command, log)
+        cgroup.enter()
+        try:
+            engine = spawn(command, log)
+        finally:
+            cgroup.leave()
     except OSError as failed:
+        cgroup.remove()
         write(folder, "exit.json", {"code": None, "signal": None, "at": time.time(), "left": [],
                                     "error": f"{command[0]} cannot be started: {failed.strerror}"})  # fmt: skip
         os.write(said, json.dumps(me).encode())
@@ -212,7 +297,9 @@ def main() -> int:
     write(folder, "shim.json", me)
     os.write(said, json.dumps(me).encode())
     os.close(said)
-    write(folder, "exit.json", watch(engine, log, folder, limit))
+    end = watch(engine, log, folder, limit, cgroup)
+    cgroup.remove()
+    write(folder, "exit.json", end)
     return 0
 
 

@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
-from llmgw.agent import records
+from llmgw.agent import proctree, records
 from llmgw.agent.process import Grip
+from llmgw.agent.tracking import kill_left
+from llmgw.errors import OperatorError
 from llmgw.store.folder import held
 
 _KILL_S = 3.0
@@ -25,6 +28,7 @@ def stop_engines(state_dir: Path, grace_s: float) -> tuple[str, ...]:
         # Twice: a shim that is killed meanwhile leaves its engine behind, which is then held itself.
         for _ in range(2):
             stopped.update(dict.fromkeys(_round(state_dir / "shards", grace_s)))
+        stopped.update(dict.fromkeys(_sweep(state_dir / "shards")))
     return tuple(stopped)
 
 
@@ -42,6 +46,22 @@ def _round(shards: Path, grace_s: float) -> tuple[str, ...]:
         for _, grip in running:
             grip.close()
     return tuple(name for name, _ in running)
+
+
+def _sweep(shards: Path) -> tuple[str, ...]:
+    """Kill what outlived its engine and its shim."""
+    swept = []
+    for folder in records.folders(shards):
+        try:
+            record = records.read(folder)
+        except OperatorError:
+            continue
+        find = partial(proctree.members, record.launch, cgroup=record.cgroup_path)
+        if left := find():
+            swept.append(folder.name)
+            kill_left(record, left)
+            _wait(lambda find=find: not find(), _KILL_S)  # type: ignore[misc]
+    return tuple(swept)
 
 
 def _grip(folder: Path) -> Grip | None:

@@ -12,14 +12,18 @@ import trio
 from attrs import evolve
 
 from llmgw.agent import logs, records
+from llmgw.agent.hardware import Hardware
 from llmgw.agent.probe import probe, work_of
 from llmgw.agent.process import Grip
+from llmgw.agent.proctree import PROC
 from llmgw.agent.records import Record
 from llmgw.agent.shard import (
     Action,
     DrainAsked,
     Ended,
+    KeepStacks,
     Kill,
+    KillRemains,
     Observation,
     Progressed,
     Shard,
@@ -28,6 +32,7 @@ from llmgw.agent.shard import (
     Tick,
     step,
 )
+from llmgw.agent.tracking import Tracking
 from llmgw.engines.diagnosis import diagnose
 from llmgw.engines.progress import progress
 from llmgw.scheduler.state import Exit, ShardReport, ShardState
@@ -62,6 +67,8 @@ class Supervisor:
         clock: Callable[[], float],
         *,
         adopted: bool,
+        hardware: Hardware | None = None,
+        proc: Path = PROC,
     ) -> None:
         self.folder = folder
         self.record = record
@@ -75,6 +82,9 @@ class Supervisor:
         self._clock = clock
         self._adopted = adopted
         self._grip: Grip | None = None
+        self.tracking = Tracking(
+            folder, record, shard.state, self._observe, lambda: changed(self), hardware=hardware, proc=proc
+        )
         self._log = logger("shard").bind(shard=record.shard, generation=record.generation)
 
     @property
@@ -107,8 +117,12 @@ class Supervisor:
             progress=shard.progress,
             exit=shard.exit,
             log_tail=self.log_tail,
-            remedy=shard.diagnosis.remedy if shard.diagnosis is not None else "",
-            final=shard.diagnosis is not None and shard.diagnosis.final,
+            remedy=shard.diagnosis.remedy if shard.diagnosis is not None else shard.remedy,
+            final=shard.final or (shard.diagnosis is not None and shard.diagnosis.final),
+            load_mib=self.tracking.load_mib,
+            serving_mib=self.tracking.serving_mib,
+            warnings=() if shard.state.ended else self.tracking.warnings,
+            log_path=str(self.folder / "engine.log"),
         )
 
     def drain(self, reason: str) -> None:
@@ -145,6 +159,7 @@ class Supervisor:
                 nursery.start_soon(self._watch_log)
                 nursery.start_soon(self._watch_health)
                 nursery.start_soon(self._watch_clock)
+                nursery.start_soon(self.tracking.run)
                 await self.done.wait()
                 nursery.cancel_scope.cancel(reason="the shard has ended")
         finally:
@@ -166,7 +181,10 @@ class Supervisor:
         self.log_tail = lines[-logs.TAIL_LINES :]
         last = lines[-1] if lines else ""
         found = await trio.to_thread.run_sync(diagnose, lines)
-        self._observe(evolve(ended or Ended(Exit()), last=last, diagnosis=found))
+        ended = evolve(ended or Ended(Exit()), last=last, diagnosis=found)
+        self.pid = None
+        await self.tracking.clear(ended)
+        self._observe(ended)
 
     async def _read_end(self) -> Ended | None:
         """What the shim wrote down, which it does right before it ends; ``None`` when it could not."""
@@ -224,17 +242,22 @@ class Supervisor:
         if self.shard.state is not before.state:
             self._log.info("shard", state=self.shard.state.value, reason=self.shard.reason)
             self.record = evolve(self.record, state=self.shard.state, since=self.shard.since)
+            self.tracking.became(self.shard.state)
             self.moved.set()
         if self.shard.state.ended:
             self.done.set()
         self._changed(self)
 
     def _act(self, action: Action) -> None:
-        if self._grip is None:
-            return
         match action:
-            case Terminate():
+            case Terminate() if self._grip is not None:
                 self._grip.terminate()
-            case Kill():
+            case Kill() if self._grip is not None:
                 self._log.warning("killing the engine and everything it started")
                 self._grip.kill()
+            case KeepStacks():
+                self.tracking.keep_stacks()
+            case KillRemains():
+                self.tracking.kill_remains()
+            case _:
+                return

@@ -118,6 +118,13 @@ def models(ctx: click.Context, as_json: bool) -> None:
         show_models(answer["models"])
 
 
+def memory(replica: dict[str, Any]) -> str:
+    """The most memory that its processes were seen holding on any one of its devices: while loading, while serving."""
+    known = {word: [mib for mib in replica[f"{word}_mib"] if mib is not None] for word in ("load", "serving")}
+    words = {"load": "loading", "serving": "serving"}
+    return ", ".join(f"{max(mibs) / 1024:.1f} GiB {words[word]}" for word, mibs in known.items() if mibs)
+
+
 @command.command()
 @_as_json
 @click.pass_context
@@ -132,7 +139,7 @@ def replicas(ctx: click.Context, as_json: bool) -> None:
         return
     now = time.time()
     table(
-        ["REPLICA", "STATE", "SINCE", "NODE", "DEVICES", "PID", "WHY", "NEXT"],
+        ["REPLICA", "STATE", "SINCE", "NODE", "DEVICES", "MEMORY", "PID", "WHY", "NEXT"],
         [
             [
                 r["id"],
@@ -140,6 +147,7 @@ def replicas(ctx: click.Context, as_json: bool) -> None:
                 ago(r["since"], now),
                 ", ".join(r["nodes"]),
                 ", ".join(r["devices"]),
+                memory(r),
                 str(r["pid"] or ""),
                 r["reason"],
                 r["next"],
@@ -149,6 +157,11 @@ def replicas(ctx: click.Context, as_json: bool) -> None:
         ],
         state_column=1,
     )
+    for replica in answer["replicas"]:
+        for warning in replica["warnings"]:
+            click.echo(f"{replica['id']} on {warning}")
+        if replica["log_path"] and replica["state"] != "ready":
+            click.echo(f"{replica['id']}: its log is {replica['log_path']} on {replica['nodes'][0]}")
 
 
 def _ranks(replica: dict[str, Any]) -> list[dict[str, Any]]:

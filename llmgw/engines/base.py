@@ -44,6 +44,8 @@ def cuda_env(devices: Sequence[Device]) -> dict[str, str]:
 class Launch:
     """A process to start, as a value: what to run, with which environment, and how to ask it how it is.
 
+    It runs in its shard's folder, which is private and goes away with the shard.
+
     ``env`` holds only what llmgw sets; the agent adds an allow-list of its own environment. ``secrets`` are
     variables too, kept apart so that no log shows them. ``api_key`` is what the engine will want as a bearer token,
     ``ready_name`` what ``GET models_path`` must list, and a probe that takes longer than ``probe_timeout_s`` failed.

@@ -41,7 +41,7 @@ def _refusals(model: str, profile: Profile, devices: Sequence[Device], version: 
     rules: tuple[Iterator[Rule], ...] = (
         arithmetic(profile),
         mig(profile, classes),
-        fp8(profile, capabilities),
+        fp8(profile.quantization, capabilities),
         engine_fit(profile),
         arguments(profile, version),
     )

@@ -44,7 +44,7 @@ def _known(code: str, pattern: str, cause: str, remedy: str, *, final: bool = Tr
 
 KNOWN: Sequence[_Known] = (
     # What was asked of it is wrong.
-    _known("bad-flag", r"error: unrecognized arguments: (?P<what>\S[^\n]{0,120})|(?:error: )?unknown argument: (?P<llama>\S{1,80})",
+    _known("bad-flag", r"error: unrecognized arguments: (?P<what>\S[^\n]{0,120})|error: (?:unknown|invalid) argument: (?P<llama>\S{1,80})",
            "this version does not know the argument {what}{llama}", "remove it from the profile's args, or use another engine version"),
     _known("bad-value", r"error: argument (?P<flag>\S{1,60}): invalid choice: (?P<value>\S{1,60})",
            "{flag} does not take {value}", "correct the profile's args"),
@@ -71,14 +71,16 @@ KNOWN: Sequence[_Known] = (
            "the hub refuses these weights: gated, or the token is missing or wrong", "accept the model's terms and give the agent a token (HF_TOKEN)"),
     _known("not-cached", r"LocalEntryNotFoundError|outgoing traffic has been disabled",
            "the weights are not in the cache, and it may not fetch them", "fetch them first, or name a path that has them"),
-    _known("no-path", r"HFValidationError: Repo id must be in the form[^\n]{0,80}: '(?P<path>/[^'\n]{1,300})'",
-           "there is nothing at {path}", "correct the profile's weights, or mount them on this node"),
+    _known("no-path", r"HFValidationError: Repo id must be in the form[^\n]{0,80}: '(?P<path>/[^'\n]{1,300})'|failed to open GGUF file '(?P<gguf>[^'\n]{1,300})' \(No such file",
+           "there is nothing at {path}{gguf}", "correct the profile's weights, or mount them on this node"),
     _known("no-repository", r"RepositoryNotFoundError|404 Client Error[^\n]{0,200}huggingface",
            "the hub does not have this repository", "correct the profile's weights; a private one looks the same without a token"),
     _known("truncated", r"SafetensorError[^\n]{0,120}|incomplete metadata, file not fully covered|tensor '?[^'\n]{0,80}'? data is not within the file bounds",
            "a file of the weights is cut off or damaged", "fetch it again and compare its size"),
     _known("no-weights", r"Cannot find any model weights|failed to load model[^\n]{0,40}No such file|gguf_init_from_file: failed to open",
            "the folder has no weights in a format that it reads", "look whether they were fetched whole, and under which names"),
+    _known("not-gguf", r"gguf_init_from_\w{1,20}: invalid magic characters",
+           "the weights are not a GGUF file", "name a .gguf file in the profile's weights; what a hub's page was saved as is none"),
     _known("no-tokenizer", r"Couldn't instantiate the backend tokenizer",
            "the tokenizer's files are missing", "fetch them too, or name another one with --tokenizer"),
     # The node.
@@ -88,7 +90,7 @@ KNOWN: Sequence[_Known] = (
            "this engine has no code for this card's generation", "use an engine version that supports the card"),
     _known("disk-full", r"\[Errno 28\]|No space left on device",
            "a disk or /dev/shm is full", "free space for caches, /tmp and the weights; /dev/shm needs 10 GB", final=False),
-    _known("open-files", r"\[Errno 24\]|Too many open files",
+    _known("open-files", r"(?<!`OSError: )\[Errno 24\]|(?<!\[Errno 24\] )Too many open files",
            "it may not open more files", "raise LimitNOFILE of the agent's unit", final=False),
     _known("memlock", r"ibv_(?:create_cq|reg_mr\w{0,20})[^\n]{0,80}Cannot allocate memory",
            "it may not lock memory for RDMA", "set LimitMEMLOCK=infinity in the agent's unit, reload and restart it"),

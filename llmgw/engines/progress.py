@@ -33,11 +33,19 @@ _PHASES: tuple[tuple[re.Pattern[str], str, bool], ...] = (
     (re.compile(r"rank \d{1,5} in world size (?!1 )\d{1,5} is assigned"), "all ranks have met", False),
     (re.compile(r"Starting to load model|Load weight begin"), "loading weights", False),
     (re.compile(r"Loading weights took|Load weight end|Model loading took"), "weights loaded", True),
-    (re.compile(r"torch\.compile|Compiling a graph|Dynamo bytecode"), "compiling", False),
+    # Not any line with "torch.compile": that it is disabled is said as well, before anything is loaded.
     (
         re.compile(
-            r"GPU KV cache size|KV Cache is allocated|# GPU blocks|Available KV cache memory"
-            r"|Explicitly set \([0-9./]{1,40}\) GiB for KV cache"
+            r"Starting torch\.compile|for vLLM's torch\.compile|torch\.compile t(?:akes|ook)|Compiling a graph"
+            r"|Dynamo bytecode"
+        ),
+        "compiling",
+        False,
+    ),
+    (
+        re.compile(
+            r"[GC]PU KV cache size|KV Cache is allocated|# GPU blocks|Available KV cache memory"
+            r"|Explicitly set \([0-9./]{1,40}\) GiB for KV cache|GiB for KV cache on node"
         ),
         "KV cache allocated",
         True,
@@ -45,9 +53,9 @@ _PHASES: tuple[tuple[re.Pattern[str], str, bool], ...] = (
     (re.compile(r"[Cc]apturing (?:CUDA|cuda) graph|Capture cuda graph begin"), "capturing CUDA graphs", True),
     (re.compile(r"Graph capturing finished|Capture cuda graph end"), "CUDA graphs captured", True),
     (re.compile(r"init engine \("), "engine initialised", True),
-    (re.compile(r"load_tensors: loading model tensors"), "loading weights", False),
-    (re.compile(r"llama_context: constructing|llama_kv_cache"), "KV cache allocated", True),
-    (re.compile(r"server is listening|model loaded|Application startup complete"), "serving", True),
+    (re.compile(r"load_tensors: loading model tensors|load_model: loading model"), "loading weights", False),
+    (re.compile(r"llama_context: constructing|llama_kv_cache|load_model: initializing"), "KV cache allocated", True),
+    (re.compile(r"listening on http|model loaded|Application startup complete"), "serving", True),
 )
 
 

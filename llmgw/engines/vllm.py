@@ -35,6 +35,9 @@ def launch(spec: ShardSpec) -> Launch:
     if profile.quantization is not None:
         argv += ["--quantization", profile.quantization]
     env = {**cuda_env(spec.devices), "VLLM_NO_USAGE_STATS": "1", "VLLM_HOST_IP": spec.host}
+    # Its parts meet on unix sockets, which it leaves behind. Relative to where it runs, the shard's private folder:
+    # they go with that, and no path is too long for a socket.
+    env["VLLM_RPC_BASE_PATH"] = "."
     if weights.local:
         env["HF_HUB_OFFLINE"] = "1"
     return Launch(

@@ -6,6 +6,7 @@ Every type here is a frozen value. Absent readings are ``None``: "could not be r
 from __future__ import annotations
 
 from enum import StrEnum
+from functools import cached_property
 
 from attrs import frozen
 
@@ -265,11 +266,19 @@ class Inventory:
 
     def device(self, number: int) -> Device | None:
         """The device with this placement number, if the node has one."""
-        return next((d for d in self.devices if d.number == number), None)
+        return self._numbers.get(number)
 
     def by_uuid(self, uuid: str) -> Device | None:
         """The device with this UUID, whatever its number is by now."""
-        return next((d for d in self.devices if d.uuid == uuid), None) if uuid else None
+        return self._uuids.get(uuid)
+
+    @cached_property
+    def _numbers(self) -> dict[int, Device]:
+        return {d.number: d for d in reversed(self.devices)}
+
+    @cached_property
+    def _uuids(self) -> dict[str, Device]:
+        return {d.uuid: d for d in reversed(self.devices) if d.uuid}
 
     @property
     def memory_mib(self) -> int:

@@ -6,6 +6,7 @@ from enum import StrEnum
 
 from attrs import frozen
 
+from llmgw.scheduler.brake import Brake
 from llmgw.scheduler.state import Assignment, Replica
 from llmgw.settings.daemon import Address
 
@@ -51,6 +52,8 @@ class DecisionKind(StrEnum):
     EVICT = "evict"
     REAP = "reap"
     FORGET = "forget"
+    PREEMPT = "preempt"
+    ROLLBACK = "rollback"
 
 
 @frozen
@@ -114,3 +117,4 @@ class Outcome:
     decisions: tuple[Decision, ...]
     unplaced: tuple[Unplaced, ...]
     wake_at: float | None = None
+    brake: Brake | None = None

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+import itertools
+from collections.abc import Iterator, Mapping, Sequence
 
 from attrs import frozen
 
 from llmgw.scheduler.explain import Candidate, Refusal
-from llmgw.scheduler.feasible import Choice, NodeView, devices_of, node_refusals
+from llmgw.scheduler.feasible import need_of
+from llmgw.scheduler.fleet import Fleet, Pool, Ranking, rails_of
 from llmgw.scheduler.state import Node
 from llmgw.settings.catalog import Model, Profile
 
@@ -22,9 +24,10 @@ class Part:
 
 @frozen
 class Placement:
-    """Where a replica goes: one part a node, rank 0 first, and the fabric that connects them."""
+    """Where a replica goes: one part a node, rank 0 first, all of one device class, and the fabric between them."""
 
     profile: Profile
+    device_class: str
     parts: tuple[Part, ...]
     fabric: str | None
     reason: str
@@ -39,140 +42,125 @@ class NoPlace:
     candidates: tuple[Candidate, ...]
 
 
-@frozen
-class _Offer:
-    """Devices of one class that a node could give."""
-
-    view: NodeView
-    choice: Choice
-
-
-@frozen
-class _Rails:
-    """Which nodes could run one replica together: the same fabric of the same kind, over as many ports."""
-
-    label: str
-    kind: str
-    ports: int
-
-
-def views(nodes: Iterable[Node], taken: Mapping[str, Mapping[int, str]]) -> tuple[NodeView, ...]:
-    """The nodes with what is taken on each."""
-    return tuple(NodeView(node, taken.get(node.id, {})) for node in nodes)
-
-
 def place(
-    model: Model, nodes: Sequence[NodeView], here: Mapping[str, int], profiles: Sequence[Profile] | None = None
+    model: Model, fleet: Fleet, here: Mapping[str, int], used: Mapping[str, int], quotas: Mapping[str, int]
 ) -> Placement | NoPlace:
     """A place for one more replica of ``model``; ``here`` counts its replicas by node.
 
-    Profiles are tried in the operator's order: a place for an earlier one is better than any for a later one.
+    ``used`` counts the devices that the model's group has, by class, and ``quotas`` how many it may have. Profiles are
+    tried in the operator's order, and classes in the profile's: a place for an earlier one is better than any other.
     """
     candidates: list[Candidate] = []
-    for profile in model.profiles if profiles is None else profiles:
-        offers, refused = _offers(profile, nodes)
-        candidates += refused
-        if profile.nodes == 1:
-            if offers:
-                best = min((o for some in offers.values() for o in some), key=lambda o: _score(o, here))
-                return _placement(profile, (best,), None, sum(len(some) for some in offers.values()))
-            continue
-        found = _together(profile, offers, here)
-        if isinstance(found, Placement):
-            return found
-        candidates += found
-    if not nodes:
+    for profile in model.profiles:
+        pool = fleet.pool(need_of(profile, model.placement))
+        against: dict[str, list[Refusal]] = {}
+        together: list[Candidate] = []
+        for name in profile.device_class:
+            offers = pool.offers[name]
+            if not offers:
+                continue
+            if (refusal := _over_quota(model, profile, name, used, quotas)) is not None:
+                for node in offers:
+                    against.setdefault(node, []).append(refusal)
+                continue
+            found = _alone(model, pool, name, here) if profile.nodes == 1 else _together(model, pool, name, here, fleet)
+            if isinstance(found, _Chosen):
+                return _placement(profile, name, found, pool, fleet)
+            if profile.nodes > 1 and found is not None:
+                together.append(Candidate("+".join(sorted(offers)), profile.name, (found,)))
+                continue
+            for node in offers:
+                against.setdefault(node, []).append(_too_many_here(model, node, here[node]))
+        candidates += [Candidate(node, profile.name, pool.refused[node]) for node in sorted(pool.refused)]
+        candidates += [Candidate(node, profile.name, tuple(some)) for node, some in sorted(against.items())]
+        candidates += together
+    if not len(fleet):
         return NoPlace("no node has registered", "start llmgw agent on a node", ())
     return NoPlace(_summary(candidates), "", tuple(candidates))
 
 
-def _offers(profile: Profile, nodes: Sequence[NodeView]) -> tuple[dict[str, list[_Offer]], list[Candidate]]:
-    """What each node could give, by device class in the profile's order, and why the others cannot."""
-    offers: dict[str, list[_Offer]] = {name: [] for name in profile.device_class}
-    refused: list[Candidate] = []
-    for view in nodes:
-        against = list(node_refusals(profile, view))
-        found = False
-        if not against:
-            for name in profile.device_class:
-                if not any(d.device_class == name for d in view.node.inventory.devices):
-                    continue
-                choice = devices_of(profile, name, view)
-                if isinstance(choice, Refusal):
-                    against.append(choice)
-                    continue
-                offers[name].append(_Offer(view, choice))
-                found = True
-                if profile.nodes == 1:
-                    break
-        if not found:
-            refused.append(Candidate(view.node.id, profile.name, tuple(against)))
-    return {name: some for name, some in offers.items() if some}, refused
+@frozen
+class _Chosen:
+    nodes: tuple[str, ...]
+    fabric: str | None
+    of: int
 
 
-def _together(
-    profile: Profile, offers: Mapping[str, Sequence[_Offer]], here: Mapping[str, int]
-) -> Placement | list[Candidate]:
+def _room(model: Model, ranking: Ranking, here: Mapping[str, int]) -> Iterator[str]:
+    """Nodes best first, without those that have as many replicas of the model as they may."""
+    most = model.placement.per_node
+    for node in ranking.ordered(model.placement.policy, here):
+        if most is None or here.get(node, 0) < most:
+            yield node
+
+
+def _alone(model: Model, pool: Pool, name: str, here: Mapping[str, int]) -> _Chosen | None:
+    ranking = pool.ranked[name]
+    node = next(_room(model, ranking, here), None)
+    return None if node is None else _Chosen((node,), None, len(ranking))
+
+
+def _together(model: Model, pool: Pool, name: str, here: Mapping[str, int], fleet: Fleet) -> _Chosen | Refusal:
     """Nodes of one device class on one fabric with as many rails, or why there are not enough.
 
     NCCL pairs adapters by position, so nodes with another number of ports of the fabric do not go together.
     """
-    refused: list[Candidate] = []
-    for name, some in offers.items():
-        groups: dict[_Rails, list[_Offer]] = {}
-        islands: list[str] = []
-        for offer in some:
-            reached = [
-                _Rails(f.label, f.kind.value, len(f.ports))
-                for f in offer.view.node.inventory.fabrics
-                if f.ports and not f.faults
-            ]
-            if not reached:
-                islands.append(f"{offer.view.node.id} {_no_fabric(offer.view.node)}")
-            for each in reached:
-                groups.setdefault(each, []).append(offer)
-        fitting = {rails: group for rails, group in groups.items() if len(group) >= profile.nodes}
-        if fitting:
-            # The smallest group that is big enough, so that large fabrics stay whole.
-            rails, group = min(fitting.items(), key=lambda g: (len(g[1]), g[0].label, -g[0].ports))
-            chosen = sorted(sorted(group, key=lambda o: _score(o, here))[: profile.nodes], key=lambda o: o.view.node.id)
-            return _placement(profile, tuple(chosen), rails.label, len(group))
-        there = [
-            f"{rails.label} has {len(group)} ({', '.join(o.view.node.id for o in group)}, {rails.ports} x {rails.kind})"
-            for rails, group in sorted(groups.items(), key=lambda g: (g[0].label, g[0].ports))
-        ]
-        reason = f"needs one fabric over {profile.nodes} nodes of {name}: {'; '.join([*there, *islands])}"
-        remedy = "free or add nodes on one fabric with as many ports each, or use a profile that fits one node"
-        together = "+".join(o.view.node.id for o in some)
-        refused.append(Candidate(together, profile.name, (Refusal("fabric", reason, remedy),)))
-    return refused
+    count = pool.need.nodes
+    groups = {rails: ranking for rails, ranking in pool.rails[name].items() if len(ranking)}
+    # The smallest group that is big enough, so that large fabrics stay whole.
+    for rails, ranking in sorted(groups.items(), key=lambda g: (len(g[1]), g[0].label, -g[0].ports)):
+        chosen = tuple(itertools.islice(_room(model, ranking, here), count)) if len(ranking) >= count else ()
+        if len(chosen) == count:
+            return _Chosen(tuple(sorted(chosen)), rails.label, len(ranking))
+    there = [
+        f"{rails.label} has {len(some)} ({', '.join(some)}, {rails.ports} x {rails.kind})"
+        for rails, ranking in sorted(groups.items(), key=lambda g: (g[0].label, g[0].ports))
+        if (some := list(_room(model, ranking, here)))
+    ]
+    for node in sorted(pool.offers[name]):
+        if not rails_of(fleet.view(node).node):
+            there.append(f"{node} {_no_fabric(fleet.view(node).node)}")
+        elif model.placement.per_node is not None and here.get(node, 0) >= model.placement.per_node:
+            there.append(_too_many_here(model, node, here[node]).reason)
+    reason = f"needs one fabric over {count} nodes of {name}: {'; '.join(there)}"
+    remedy = "free or add nodes on one fabric with as many ports each, or use a profile that fits one node"
+    return Refusal("fabric", reason, remedy)
+
+
+def _too_many_here(model: Model, node: str, count: int) -> Refusal:
+    most = model.placement.per_node
+    reason = f"{node} has {count} of {model.name}, placement.per_node allows {most}"
+    return Refusal("per-node", reason, "add nodes, or raise placement.per_node")
+
+
+def _over_quota(
+    model: Model, profile: Profile, name: str, used: Mapping[str, int], quotas: Mapping[str, int]
+) -> Refusal | None:
+    most = quotas.get(name)
+    if most is None or used.get(name, 0) + profile.devices <= most:
+        return None
+    reason = f"group {model.group} has {used.get(name, 0)} of its {most} {name}, {profile.devices} more are needed"
+    return Refusal("quota", reason, f"raise quotas.{model.group}.{name}, or lower the replicas of the group")
+
+
+def _placement(profile: Profile, name: str, chosen: _Chosen, pool: Pool, fleet: Fleet) -> Placement:
+    parts, where = [], []
+    for node in chosen.nodes:
+        devices = pool.offers[name][node].devices
+        parts.append(Part(node, devices))
+        inventory = fleet.view(node).node.inventory
+        labels = [d.label for n in devices if (d := inventory.device(n)) is not None]
+        where.append(f"{node}: {', '.join(labels)}")
+    over = f" over fabric {chosen.fabric}" if chosen.fabric is not None else ""
+    others = f", of {chosen.of} nodes that could" if chosen.of > len(chosen.nodes) else ""
+    reason = f"profile {profile.name} on {'; '.join(where)} ({name}){over}{others}"
+    return Placement(profile, name, tuple(parts), chosen.fabric, reason)
 
 
 def _no_fabric(node: Node) -> str:
     """Why a node is an island."""
     faults = [f"{f.label}: {f.faults[0].reason}" for f in node.inventory.fabrics if f.faults]
     return f"is on no fabric that works ({'; '.join(faults)})" if faults else "is on no fabric"
-
-
-def _placement(profile: Profile, offers: Sequence[_Offer], fabric: str | None, of: int) -> Placement:
-    where = []
-    for offer in offers:
-        inventory = offer.view.node.inventory
-        labels = [d.label for n in offer.choice.devices if (d := inventory.device(n)) is not None]
-        where.append(f"{offer.view.node.id}: {', '.join(labels)}")
-    over = f" over fabric {fabric}" if fabric is not None else ""
-    others = f", of {of} nodes that could" if of > len(offers) else ""
-    reason = f"profile {profile.name} on {'; '.join(where)} ({offers[0].choice.device_class}){over}{others}"
-    parts = tuple(Part(offer.view.node.id, offer.choice.devices) for offer in offers)
-    return Placement(profile, parts, fabric, reason)
-
-
-def _score(offer: _Offer, here: Mapping[str, int]) -> tuple[int, int, str]:
-    """Smaller is better. Pack: the node that has the fewest free devices left; then the one with fewer replicas of
-    the same model; then by name, so that the same question always gets the same answer."""
-    view = offer.view
-    free = sum(1 for d in view.node.inventory.devices if not d.faults and d.number not in view.taken)
-    return free, here.get(view.node.id, 0), view.node.id
 
 
 def _summary(candidates: Sequence[Candidate]) -> str:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from enum import StrEnum
+from functools import cached_property
 from types import MappingProxyType
 
 from attrs import field, frozen
@@ -15,9 +16,12 @@ from attrs import field, frozen
 from llmgw.hardware.inventory import Inventory
 from llmgw.settings.catalog import EngineKind, Model, Profile
 from llmgw.settings.daemon import Address
+from llmgw.settings.document import Liveness
 
 _NO_LOAD: Mapping[str, int] = MappingProxyType({})
 _NO_TIMES: Mapping[str, float] = MappingProxyType({})
+_NO_LABELS: Mapping[str, str] = MappingProxyType({})
+_NO_QUOTAS: Mapping[str, Mapping[str, int]] = MappingProxyType({})
 
 
 class ShardState(StrEnum):
@@ -76,7 +80,10 @@ class ShardReport:
     same profile would fail there again. ``since`` is on the node's clock. ``endpoint`` is
     ``http://host:port`` of the engine's API (rank 0 only); ``api_key`` is what it wants as a bearer token and
     is never logged. ``progress`` goes from 0 to 1 while loading, where the engine says. ``rendezvous`` is where rank 0
-    of a replica over several nodes waits for the others.
+    of a replica over several nodes waits for the others. ``load_mib`` and ``serving_mib`` are the most memory that its
+    own processes were seen holding of each device, in the order of ``devices``; ``None`` where that cannot be told.
+    ``warnings`` are what an operator should know though it serves. ``log_path`` is where its log is on the node as long
+    as this report stands.
     """
 
     shard: str
@@ -101,6 +108,10 @@ class ShardReport:
     remedy: str = ""
     final: bool = False
     rendezvous: Address | None = None
+    load_mib: tuple[int, ...] | None = None
+    serving_mib: tuple[int, ...] | None = None
+    warnings: tuple[str, ...] = ()
+    log_path: str = ""
 
 
 @frozen
@@ -132,7 +143,10 @@ class Replica:
 
     ``generation`` goes up with every new start; ``failures`` counts the starts that failed in a row and
     ``not_before`` holds the next one back. ``profile`` is a copy, so that an edited catalog shows as a
-    difference. A row that is ``superseded_by`` another one serves only until that one is ready.
+    difference. A row that is ``superseded_by`` another one serves only until that one is ready. ``other`` is the
+    profile that takes over: of a row on its way out the one to come, of a new one the one to go back to should it not
+    come up. ``rejected`` is the digest of an edited profile that did not. A row without ``shards`` waits for a place.
+    ``placed`` is when it got its devices.
     """
 
     id: str
@@ -147,11 +161,17 @@ class Replica:
     not_before: float = 0.0
     superseded_by: str | None = None
     fabric: str | None = None
+    placed: float = 0.0
+    other: Profile | None = None
+    rejected: str = ""
 
 
 @frozen
 class Node:
-    """A node as the control plane sees it: its last registration, and how long it has been silent."""
+    """A node as the control plane sees it: its last registration, and how long it has been silent.
+
+    ``heard`` is when it was heard last; ``labels`` and ``taints`` are what the settings say of it.
+    """
 
     id: str
     state: NodeState
@@ -163,6 +183,9 @@ class Node:
     engines: tuple[EngineKind, ...] = ()
     reports: tuple[ShardReport, ...] = ()
     version: str = ""
+    heard: float = 0.0
+    labels: Mapping[str, str] = field(default=_NO_LABELS, hash=False)
+    taints: tuple[str, ...] = ()
 
 
 @frozen
@@ -171,7 +194,8 @@ class ClusterState:
 
     ``in_flight`` counts the router's open requests by shard; a shard that is missing from it has an unknown
     number. ``next_serial`` is the number of the next new replica. ``unplaced_since`` says since when a model has had
-    replicas without a place, by the pass before.
+    replicas without a place, by the pass before. ``brake_released`` is when an operator last said that nodes which
+    were silent by then are really gone.
     """
 
     cluster: str
@@ -181,16 +205,25 @@ class ClusterState:
     next_serial: int
     in_flight: Mapping[str, int] = field(default=_NO_LOAD, hash=False)
     unplaced_since: Mapping[str, float] = field(default=_NO_TIMES, hash=False)
+    quotas: Mapping[str, Mapping[str, int]] = field(default=_NO_QUOTAS, hash=False)
+    liveness: Liveness = field(factory=Liveness)
+    brake_released: float = 0.0
 
     def node(self, node_id: str) -> Node | None:
         """The node of this id, if it ever registered."""
-        return next((n for n in self.nodes if n.id == node_id), None)
+        return self._nodes.get(node_id)
 
     def report(self, place: Assignment, generation: int) -> ShardReport | None:
         """What was last said of this start of this shard."""
-        node = self.node(place.node)
-        reports = () if node is None else node.reports
-        return next((r for r in reports if r.shard == place.shard and r.generation == generation), None)
+        return self._reports.get((place.node, place.shard, generation))
+
+    @cached_property
+    def _nodes(self) -> dict[str, Node]:
+        return {n.id: n for n in self.nodes}
+
+    @cached_property
+    def _reports(self) -> dict[tuple[str, str, int], ShardReport]:
+        return {(n.id, r.shard, r.generation): r for n in self.nodes for r in reversed(n.reports)}
 
     def model(self, name: str) -> Model | None:
         """The model of this name, if the catalog still has it."""

@@ -27,6 +27,8 @@ class ReplicaView:
     """One replica. ``state`` is its shards', or one of ``placed``, ``waiting`` and ``lost``.
 
     Over several nodes that is rank 0's, unless another rank has ended, is not there yet, or is on a node that is not.
+    ``load_mib`` and ``serving_mib`` are by device, in the order of ``devices``, ``None`` for what is not known;
+    ``warnings`` name their node. ``log_path`` is a file on the first node.
     """
 
     id: str
@@ -44,6 +46,10 @@ class ReplicaView:
     progress: float | None
     fabric: str | None
     shards: tuple[ShardView, ...]
+    load_mib: tuple[int | None, ...] = ()
+    serving_mib: tuple[int | None, ...] = ()
+    warnings: tuple[str, ...] = ()
+    log_path: str = ""
 
 
 @frozen
@@ -88,6 +94,8 @@ def _telling(row: Replica, state: ClusterState) -> _Seen | None:
 def _judge(row: Replica, seen: _Seen | None, now: float) -> tuple[str, str, float, str]:
     """State, reason, since, next."""
     place, node, report = seen if seen is not None else (None, None, None)
+    if not row.shards:
+        return "waiting", row.reason, row.since, f"placed with profile {row.profile.name} as soon as there is room"
     if row.goal is Goal.STOP:
         until = "removed when its engine has ended"
         if node is not None and node.state is not NodeState.CONNECTED:
@@ -128,6 +136,7 @@ def replica_view(row: Replica, state: ClusterState, now: float) -> ReplicaView:
     )
     report = shards[0].report if shards else None
     word, reason, since, then = _judge(row, _telling(row, state), now)
+    reports = tuple((s, state.report(s, row.generation)) for s in row.shards)
     return ReplicaView(
         id=row.id,
         model=row.model,
@@ -144,7 +153,22 @@ def replica_view(row: Replica, state: ClusterState, now: float) -> ReplicaView:
         progress=report.progress if report is not None and report.state is ShardState.LOADING else None,
         fabric=row.fabric,
         shards=shards,
+        load_mib=_peaks(reports, lambda r: r.load_mib),
+        serving_mib=_peaks(reports, lambda r: r.serving_mib),
+        warnings=tuple(f"{s.node}: {w}" for s, r in reports if r is not None for w in r.warnings),
+        log_path=report.log_path if report is not None else "",
     )
+
+
+def _peaks(
+    reports: tuple[tuple[Assignment, ShardReport | None], ...], of: Callable[[ShardReport], tuple[int, ...] | None]
+) -> tuple[int | None, ...]:
+    """By device; a shard that does not say, or says it of other devices than its row has, leaves its own unknown."""
+    made: list[int | None] = []
+    for place, report in reports:
+        said = None if report is None else of(report)
+        made += said if said is not None and len(said) == len(place.devices) else [None] * len(place.devices)
+    return tuple(made)
 
 
 def replica_views(state: ClusterState, now: float) -> tuple[ReplicaView, ...]:

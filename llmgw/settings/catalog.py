@@ -72,18 +72,73 @@ class Profile:
         return self.nodes * self.gpus
 
 
+class Packing(StrEnum):
+    """Which of several places is taken: ``pack`` keeps whole NVLink domains and nodes free for large models, ``spread``
+    keeps the replicas of a model and the load of the nodes apart."""
+
+    PACK = "pack"
+    SPREAD = "spread"
+
+
+class Update(StrEnum):
+    """How an edited profile takes over: ``surge`` places the new replica beside the old one where there is room for
+    both, ``replace`` always takes the old one away first."""
+
+    SURGE = "surge"
+    REPLACE = "replace"
+
+
+@frozen
+class PlacementRules:
+    """Where a model's replicas may go.
+
+    ``nodes`` are labels that a node must have, ``tolerate`` the taints that it may have, and ``per_node`` is how many
+    replicas of the model may be on one node.
+    """
+
+    policy: Packing = Packing.PACK
+    nodes: Mapping[str, str] = field(default=_NONE, hash=False)
+    tolerate: tuple[str, ...] = ()
+    per_node: int | None = None
+
+
+@frozen
+class Scaling:
+    """How many replicas a model has by its load: ``min`` to ``max``, so that each has about ``target`` requests.
+
+    More when the load asked for it for ``up_s``, fewer when it did for ``down_s``, and never two changes within
+    ``cooldown_s``. With ``min: 0`` the last one goes after ``idle_s`` without a request, and a request brings it back.
+    """
+
+    min: int = 1
+    max: int = 1
+    target: float = 16.0
+    up_s: float = 15.0
+    down_s: float = 300.0
+    idle_s: float = 900.0
+    cooldown_s: float = 60.0
+
+
 @frozen
 class Model:
     """A name that clients ask for, and how it is served.
 
     A model has either ``profiles`` (the control plane places ``replicas`` of it, trying the profiles in
-    order) or ``endpoints`` (base URLs of engines that somebody else runs; the router only forwards).
+    order) or ``endpoints`` (base URLs of engines that somebody else runs; the router only forwards). With ``scaling``
+    its number follows the load, and ``replicas`` is not used. A model of a higher ``priority`` takes the devices of one
+    of a lower, once that had them for ``min_run_s``; ``group`` is whose quota its devices count against.
     """
 
     name: str
     profiles: tuple[Profile, ...] = ()
     replicas: int = 1
     endpoints: tuple[str, ...] = ()
+    placement: PlacementRules = PlacementRules()
+    priority: int = 0
+    min_run_s: float = 300.0
+    group: str = ""
+    update: Update = Update.SURGE
+    scaling: Scaling | None = None
 
     def profile(self, name: str) -> Profile | None:
         """The profile of this name, if the model has one."""

@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
-from attrs import frozen
+from collections.abc import Mapping
+from types import MappingProxyType
+
+from attrs import field, frozen
 
 from llmgw.settings.catalog import Model
+
+_NONE: Mapping[str, str] = MappingProxyType({})
 
 
 @frozen
@@ -12,12 +17,30 @@ class Liveness:
     """When a silent node stops counting as there, in seconds since its last heartbeat.
 
     ``heartbeat_s`` is how often agents send one; at ``unreachable_s`` nothing new is placed on the node; at
-    ``lost_s`` its replicas are placed elsewhere.
+    ``lost_s`` its replicas are placed elsewhere. When more than ``brake_share`` of the nodes, and at least
+    ``brake_nodes``, fall silent within ``brake_window_s`` of each other, the control plane suspects itself, and nothing
+    is replaced until they are back or an operator says so.
     """
 
     heartbeat_s: float = 5.0
     unreachable_s: float = 15.0
     lost_s: float = 60.0
+    brake_share: float = 1 / 3
+    brake_nodes: int = 3
+    brake_window_s: float = 60.0
+
+
+@frozen
+class NodeRules:
+    """What operators say of a node: ``labels`` that models can ask for, and ``taints`` that keep out every model that
+    does not tolerate them."""
+
+    labels: Mapping[str, str] = field(default=_NONE, hash=False)
+    taints: tuple[str, ...] = ()
+
+
+_NO_NODES: Mapping[str, NodeRules] = MappingProxyType({})
+_NO_QUOTAS: Mapping[str, Mapping[str, int]] = MappingProxyType({})
 
 
 @frozen
@@ -32,11 +55,16 @@ class RouterSettings:
 
 @frozen
 class Settings:
-    """The whole document. ``models`` keeps the order in which the operator wrote them."""
+    """The whole document. ``models`` keeps the order in which the operator wrote them.
+
+    ``nodes`` has rules for nodes by id; ``quotas`` says how many devices of a class the models of a group may have.
+    """
 
     models: tuple[Model, ...] = ()
     router: RouterSettings = RouterSettings()
     liveness: Liveness = Liveness()
+    nodes: Mapping[str, NodeRules] = field(default=_NO_NODES, hash=False)
+    quotas: Mapping[str, Mapping[str, int]] = field(default=_NO_QUOTAS, hash=False)
 
     def model(self, name: str) -> Model | None:
         """The model of this name, if the catalog has it."""

@@ -56,6 +56,7 @@ _OUR_ENV = frozenset(
         "VLLM_API_KEY",
         "VLLM_PORT",
         "VLLM_HOST_IP",
+        "VLLM_RPC_BASE_PATH",
         "VLLM_SERVER_DEV_MODE",
         "SGLANG_HOST_IP",
         "SGLANG_PORT",
@@ -123,15 +124,15 @@ def mig(profile: Profile, classes: Sequence[str]) -> Iterator[Rule]:
             )
 
 
-def fp8(profile: Profile, capabilities: Mapping[str, int | None]) -> Iterator[Rule]:
+def fp8(quantization: str | None, capabilities: Mapping[str, int | None]) -> Iterator[Rule]:
     """fp8 needs compute capability 8.9; ``capabilities`` are ten times the version, by what to call the device."""
-    if profile.quantization is None or "fp8" not in profile.quantization.lower():
+    if quantization is None or "fp8" not in quantization.lower():
         return
     for name, capability in capabilities.items():
         if capability is not None and capability < FP8_CAPABILITY:
             yield (
                 ("quantization",),
-                f"{profile.quantization} needs compute capability 8.9, {name} has {capability // 10}.{capability % 10}",
+                f"{quantization} needs compute capability 8.9, {name} has {capability // 10}.{capability % 10}",
                 "use a device class from Ada or Hopper on (l4, l40s, h100), or another quantization",
             )
 

@@ -46,6 +46,22 @@ def settings_faults(settings: Settings) -> Iterator[Rule]:
         yield from _at(("models", model.name), _model(model))
     yield from _at(("router",), _router(settings.router))
     yield from _at(("liveness",), _liveness(settings.liveness))
+    for name, rules in settings.nodes.items():
+        if not NODE_ID.fullmatch(name):
+            yield ("nodes", name), "is not a node id", "use the id in the node's certificate"
+        for index, taint in enumerate(rules.taints):
+            if not NODE_ID.fullmatch(taint):
+                yield ("nodes", name, "taints", index), f"{taint!r} is not a taint", "use letters, digits and . _ -"
+    groups = {m.group for m in settings.models if m.group}
+    for group, classes in settings.quotas.items():
+        if group not in groups:
+            hint = f"groups are {', '.join(sorted(groups))}" if groups else "set `group` of a model"
+            yield ("quotas", group), "is the group of no model", hint
+        for name, most in classes.items():
+            if not DEVICE_CLASS.fullmatch(name):
+                yield ("quotas", group, name), "is not a device class", "see llmgw agent inventory; such as h100-80g"
+            if most < 0:
+                yield ("quotas", group, name), f"expected at least 0, found {most}", ""
 
 
 def _model(model: Model) -> Iterator[Rule]:
@@ -65,6 +81,12 @@ def _model(model: Model) -> Iterator[Rule]:
         yield (), "has neither profiles nor endpoints", "add profiles to have it placed, or endpoints that serve it"
     if model.replicas < 0:
         yield ("replicas",), f"expected at least 0, found {model.replicas}", ""
+    if model.placement.per_node is not None and model.placement.per_node < 1:
+        yield ("placement", "per_node"), f"expected at least 1, found {model.placement.per_node}", ""
+    if model.min_run_s < 0:
+        yield ("min_run_s",), f"expected at least 0 seconds, found {model.min_run_s:g}", ""
+    if model.scaling is not None:
+        yield from _at(("scaling",), _scaling(model))
     seen: set[str] = set()
     for index, profile in enumerate(model.profiles):
         path: Path = ("profiles", index)
@@ -80,6 +102,24 @@ def _model(model: Model) -> Iterator[Rule]:
         yield from _at(("endpoints", index), _endpoint(url))
         if url in model.endpoints[:index]:
             yield ("endpoints", index), f"{url} stands here twice", "remove one"
+
+
+def _scaling(model: Model) -> Iterator[Rule]:
+    scaling = model.scaling
+    assert scaling is not None
+    if not model.profiles:
+        yield (), "is of a model that is not placed", "remove it; engines of others are not scaled"
+    if model.replicas != 1:
+        yield (), "stands beside replicas", "the load decides their number: remove replicas, or set min and max"
+    if scaling.min < 0:
+        yield ("min",), f"expected at least 0, found {scaling.min}", ""
+    if scaling.max < max(1, scaling.min):
+        yield ("max",), f"is {scaling.max}, expected at least 1 and at least min ({scaling.min})", ""
+    for name in ("target", "up_s", "down_s", "idle_s"):
+        if getattr(scaling, name) <= 0:
+            yield (name,), f"expected more than 0, found {getattr(scaling, name):g}", ""
+    if scaling.cooldown_s < 0:
+        yield ("cooldown_s",), f"expected at least 0 seconds, found {scaling.cooldown_s:g}", ""
 
 
 def profile_faults(profile: Profile) -> Iterator[Rule]:
@@ -101,7 +141,7 @@ def profile_faults(profile: Profile) -> Iterator[Rule]:
             yield ("device_class", index), f"{name} stands here twice", "remove one"
     yield from arithmetic(profile)
     yield from mig(profile, profile.device_class)
-    yield from fp8(profile, {name: compute_capability(name) for name in profile.device_class})
+    yield from fp8(profile.quantization, {name: compute_capability(name) for name in profile.device_class})
     yield from engine_fit(profile)
     yield from arguments(profile)
     utilization = profile.gpu_memory_utilization
@@ -153,6 +193,12 @@ def _liveness(liveness: Liveness) -> Iterator[Rule]:
             f"is {liveness.unreachable_s:g}, less than two heartbeats of {liveness.heartbeat_s:g} s",
             "one late heartbeat must not make a node unreachable",
         )
+    if not 0 < liveness.brake_share <= 1:
+        yield ("brake_share",), f"expected more than 0 and at most 1, found {liveness.brake_share:g}", "1 never brakes"
+    if liveness.brake_nodes < 1:
+        yield ("brake_nodes",), f"expected at least 1, found {liveness.brake_nodes}", ""
+    if liveness.brake_window_s <= 0:
+        yield ("brake_window_s",), f"expected more than 0 seconds, found {liveness.brake_window_s:g}", ""
     if liveness.lost_s <= liveness.unreachable_s:
         yield ("lost_s",), f"is {liveness.lost_s:g}, not more than unreachable_s ({liveness.unreachable_s:g})", ""
 

@@ -175,6 +175,10 @@ def replicas_view(state: ClusterState, now: float) -> list[Json]:
             "progress": view.progress,
             "fabric": view.fabric,
             "shards": [_shard(shard) for shard in view.shards],
+            "load_mib": list(view.load_mib),
+            "serving_mib": list(view.serving_mib),
+            "warnings": list(view.warnings),
+            "log_path": view.log_path,
         }
         for view in replica_views(state, now)
     ]

@@ -4,19 +4,29 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from llmgw.agent.shard import (
+    CLEAR_S,
     NEXT,
+    READ_STEP,
+    STACKS_S,
     DrainAsked,
     Ended,
+    Exposed,
+    KeepStacks,
     Kill,
+    KillRemains,
     Observation,
     Probed,
     Progressed,
+    Read,
+    Remains,
+    StacksKept,
     StopAsked,
     Terminate,
     Tick,
     Worked,
     adopted,
     begin,
+    remaining,
     step,
 )
 from llmgw.scheduler.state import Exit, ShardState
@@ -24,6 +34,7 @@ from llmgw.settings.catalog import Limits
 
 LIMITS = Limits(start_s=10, load_s=100, hang_s=50, drain_s=5, stop_s=3)
 UP = Probed(healthy=True, listed=False, said="")
+STACKS = "; where it stood is in stacks.txt beside its log"
 LISTED = Probed(healthy=True, listed=True, said="")
 DOWN = Probed(healthy=False, listed=False, said="nothing answers on port 1")
 
@@ -51,7 +62,7 @@ def test_a_life() -> None:
     stopping, actions = play((1, LISTED), (2, DrainAsked("x")), (3, StopAsked("enough", 3)))
     assert (stopping.state, stopping.deadline, actions) == (ShardState.STOPPING, 6, (Terminate(),))
     stopped, _ = play((1, LISTED), (3, StopAsked("enough", 3)), (4, Ended(Exit(0))))
-    assert (stopped.state, stopped.reason) == (ShardState.STOPPED, "enough")
+    assert (stopped.state, stopped.reason) == (ShardState.STOPPED, "enough; exit code 0")
 
 
 def test_sigkill_after_the_grace_and_again_each_second() -> None:
@@ -82,14 +93,14 @@ def test_an_end_that_nobody_asked_for_is_a_failure_whatever_its_code() -> None:
 
 def test_limits_name_what_they_waited_for() -> None:
     shard, actions = play((10, Tick()))
-    assert actions == (Terminate(),)
+    assert actions == (KeepStacks(),)
     failed, _ = step(shard, Ended(Exit(signal=15)), "m", LIMITS, 11)
     assert failed.state is ShardState.FAILED
     assert failed.reason.startswith("starting for 10 s, waited for an answer or a line of progress")
     late, _ = play((1, UP), (101, Tick()), (102, Ended(Exit(0))))
     assert late.reason == (
         "stood still for 100 s at: /health answers, the model is not listed yet (loading for 100 s, "
-        "waited for the model to be listed)"
+        f"waited for the model to be listed){STACKS}"
     )
 
 
@@ -101,13 +112,15 @@ def test_what_moves_is_not_ended_and_what_stands_still_is() -> None:
     shard, actions = play(*files, *more, (1260, Tick()))
     assert (shard.state, actions) == (ShardState.LOADING, ())
     shard, actions = play(*files, *more, (1271, Tick()), (1272, Ended(Exit(0))))
-    assert shard.reason == "stood still for 100 s at: compiling (loading for 1181 s, waited for the model to be listed)"
+    assert shard.reason == (
+        f"stood still for 100 s at: compiling (loading for 1181 s, waited for the model to be listed){STACKS}"
+    )
 
 
 def test_the_same_line_again_is_standing_still() -> None:
     same = [(float(n * 10), Progressed("loading weights, file 3 of 9", 0.33)) for n in range(1, 10)]
     assert play(*same, (109, Tick()))[1] == ()
-    assert play(*same, (110, Tick()))[1] == (Terminate(),)
+    assert play(*same, (110, Tick()))[1] == (KeepStacks(),)
 
 
 def test_going_round_in_circles_is_standing_still() -> None:
@@ -127,10 +140,11 @@ def test_a_ready_engine_with_requests_and_no_token_hangs_though_it_answers() -> 
     alive, actions = play(*story, (60, Worked(3, 140.0)), (79.9, Worked(3, 140.0)))
     assert (alive.state, actions) == (ShardState.READY, ())
     hung, actions = play(*story, (60, Worked(3, 140.0)), (80, Worked(2, 140.0)))
-    assert actions == (Terminate(),)
-    assert (hung.state, hung.reason) == (ShardState.STOPPING, "hung: 2 requests run and no token came for 50 s")
+    assert actions == (KeepStacks(),), "before it is ended: afterwards nobody can tell where it stood"
+    said = f"hung: 2 requests run and no token came for 50 s{STACKS}"
+    assert (hung.state, hung.reason) == (ShardState.STOPPING, said)
     failed, _ = step(hung, Ended(Exit(0)), "m", LIMITS, 81)
-    assert (failed.state, failed.reason) == (ShardState.FAILED, "hung: 2 requests run and no token came for 50 s")
+    assert (failed.state, failed.reason) == (ShardState.FAILED, said)
 
 
 def test_an_idle_engine_a_working_one_and_a_silent_one_do_not_hang() -> None:
@@ -149,6 +163,102 @@ def test_an_idle_engine_a_working_one_and_a_silent_one_do_not_hang() -> None:
 def test_what_an_engine_works_is_no_news() -> None:
     ready, _ = play((1, LISTED))
     assert step(ready, Worked(3, 100.0), "m", LIMITS, 2)[0] == ready
+
+
+WORKER = "pid 812 VLLM::Worker_TP1"
+HOLDS = f"{WORKER} holds 71 GiB on gpu-3"
+
+
+def test_an_engine_that_hangs_is_ended_after_its_stacks_were_kept_or_took_too_long() -> None:
+    hung, _ = play((1, UP), (101, Tick()))
+    assert step(hung, Tick(), "m", LIMITS, 102)[1] == ()
+    for observation, at in ((StacksKept(), 103.0), (Tick(), 101 + STACKS_S), (StopAsked("now", 1), 103.0)):
+        ending, actions = step(hung, observation, "m", LIMITS, at)
+        assert actions == (Terminate(),)
+        assert step(ending, StacksKept(), "m", LIMITS, at)[1] == (), "and no second time"
+        assert ending.deadline == at + (1 if isinstance(observation, StopAsked) else LIMITS.stop_s)
+        assert step(ending, Tick(), "m", LIMITS, ending.deadline)[1] == (Kill(),)
+        failed, _ = step(ending, Ended(Exit(0)), "m", LIMITS, 110)
+        assert failed.reason.startswith("stood still for 100 s")
+
+
+def test_after_a_stop_nothing_of_it_is_alive_or_holds_memory() -> None:
+    asked: list[tuple[float, Observation]] = [(1, LISTED), (2, StopAsked("enough", 3))]
+    end = Ended(Exit(0))
+    waiting, actions = play(*asked, (3, Remains(end)))
+    assert (waiting.state, waiting.reason, actions) == (ShardState.STOPPING, "enough; exit code 0", ())
+    assert waiting.next == "stopped once its devices were read again, failed if that takes more than 60 s"
+    waiting, actions = play(*asked, (3, Remains(end, (WORKER,))))
+    assert actions == (KillRemains(),)
+    assert waiting.reason == f"{WORKER} still runs; enough; exit code 0"
+    assert step(waiting, StopAsked("again", 0), "m", LIMITS, 4) == (waiting, ())
+    waiting, actions = step(waiting, Remains(end, (), (HOLDS,)), "m", LIMITS, 5)
+    assert (waiting.reason, actions) == (f"{HOLDS}; enough; exit code 0", ())
+    assert waiting.next == "stopped once nothing of it is left, failed if that takes more than 60 s"
+    assert step(waiting, Tick(), "m", LIMITS, 60)[0] == waiting
+    stopped, _ = step(waiting, end, "m", LIMITS, 6)
+    assert (stopped.state, stopped.reason, stopped.since) == (ShardState.STOPPED, "enough; exit code 0", 6)
+
+
+def test_what_is_left_for_too_long_is_said_and_its_shard_failed() -> None:
+    told = Remains(Ended(Exit(0)), (WORKER,), (HOLDS,))
+    for last in (Tick(), told):
+        shard, actions = play((1, LISTED), (2, StopAsked("enough", 3)), (3, told), (30, told), (3 + CLEAR_S, last))
+        assert (shard.state, actions) == (ShardState.FAILED, ())
+        assert shard.reason == f"enough; exit code 0; {HOLDS}, 60 s after its end"
+    unread, _ = play((1, LISTED), (2, StopAsked("enough", 3)), (3, Remains(Ended(Exit(0)))), (3 + CLEAR_S, Tick()))
+    assert unread.state is ShardState.STOPPED
+    assert unread.reason == "enough; exit code 0; its devices could not be read again since"
+
+
+def test_a_crash_is_not_told_as_the_end_before_its_workers_are_gone() -> None:
+    crash = Ended(Exit(signal=9), last="boom")
+    shard, actions = play((1, LISTED), (2, Remains(crash, (WORKER,))))
+    assert (shard.state, shard.since, actions) == (ShardState.STOPPING, 2, (KillRemains(),))
+    assert shard.reason.endswith("while ready: killed by signal 9; its last line: boom")
+    failed, _ = step(shard, crash, "m", LIMITS, 3)
+    assert failed.state is ShardState.FAILED
+    assert failed.reason == "the engine ended without being asked while ready: killed by signal 9; its last line: boom"
+    past, _ = step(remaining(failed, 10), Ended(Exit()), "m", LIMITS, 11)
+    assert (past.reason, past.exit) == (failed.reason, failed.exit), "what ended without an agent, too"
+
+
+def test_reading_weights_is_getting_on_and_a_busy_loop_is_not() -> None:
+    gib = 1024**3
+    reads: list[tuple[float, Observation]] = [(9.0 * n, Read(n * gib)) for n in range(1, 20)]
+    shard, actions = play(*reads, (180, Tick()))
+    assert (shard.state, actions) == (ShardState.STARTING, ())
+    assert shard.reason == "read 19.0 GiB of weights so far"
+    stuck, actions = play(*reads, *((171.0 + n, Read(19 * gib + n)) for n in range(10)), (181, Tick()))
+    assert actions == (KeepStacks(),)
+    assert stuck.reason.startswith(
+        "starting for 181 s, waited for an answer or a line of progress; last: read 19.0 GiB of weights so far"
+    )
+    up: list[tuple[float, Observation]] = [(1, UP), (90, Read(gib))]
+    assert play(*up, (189, Tick()))[0].state is ShardState.LOADING
+    assert play(*up, (190, Tick()))[0].state is ShardState.STOPPING
+    told, _ = play((1, Progressed("loading weights, file 1 of 4", 0.25)), (50, Read(gib)), (149, Tick()))
+    assert (told.state, told.reason) == (ShardState.LOADING, "loading weights, file 1 of 4"), "how far it got is better"
+
+
+def test_workers_that_come_and_go_do_not_read_for_ever() -> None:
+    again: list[tuple[float, Observation]] = [
+        (1, UP), *((n * 10.0, Read(READ_STEP * (1 + n % 3) - 1)) for n in range(1, 40))
+    ]  # fmt: skip
+    assert play(*again)[0].deadline == 20 + LIMITS.load_s
+    late = adopted(ShardState.LOADING, "m", LIMITS, 100, 5)
+    late, _ = step(late, Read(9 * READ_STEP), "m", LIMITS, 102)
+    assert late.deadline == 100 + LIMITS.start_s, "what was read before nobody saw it is no news"
+    assert step(late, Read(10 * READ_STEP), "m", LIMITS, 104)[0].deadline == 104 + LIMITS.start_s
+
+
+def test_an_engine_that_anybody_can_reach_is_ended() -> None:
+    shard, actions = play((1, LISTED), (2, Exposed("its API listens on 0.0.0.0:1", "look for --host")))
+    assert (shard.state, actions) == (ShardState.STOPPING, (Terminate(),))
+    failed, _ = step(shard, Ended(Exit(0)), "m", LIMITS, 3)
+    assert (failed.state, failed.reason) == (ShardState.FAILED, "its API listens on 0.0.0.0:1")
+    assert (failed.remedy, failed.final) == ("look for --host", True)
+    assert play((1, UP), (2, Exposed("x", "y")))[0].state is ShardState.LOADING
 
 
 def test_what_cannot_be_killed_is_said() -> None:
@@ -176,6 +286,12 @@ observations = st.one_of(
     st.builds(Ended, st.builds(Exit, st.none() | st.integers(0, 255)), st.sampled_from(["", "cannot be started"])),
     st.builds(DrainAsked, st.just("drain")),
     st.builds(Worked, st.integers(0, 3), st.floats(0, 9)),
+    st.builds(Read, st.integers(0, 9 * READ_STEP)),
+    st.just(Exposed("seen by all", "hide it")),
+    st.just(StacksKept()),
+    st.builds(
+        Remains, st.builds(Ended, st.just(Exit(1))), st.sampled_from([(), ("pid 8 x",)]), st.sampled_from([(), ("8",)])
+    ),
     st.builds(StopAsked, st.just("stop"), st.floats(0, 50)),
     st.just(Tick()),
 )
@@ -196,11 +312,11 @@ def test_any_story_stays_in_the_table_and_comes_to_an_end(story: list[tuple[floa
             assert (shard, actions) == (before, ())
     if shard.state in (ShardState.STARTING, ShardState.LOADING, ShardState.STOPPING):
         seen = []
-        for _ in range(4):
+        for _ in range(5):
             now += 200
             shard, actions = step(shard, Tick(), "m", LIMITS, now)
             seen += actions
-        assert Kill() in seen, "time alone ends what never gets ready"
+        assert Kill() in seen or shard.state.ended, "time alone ends what never gets ready"
 
 
 def test_a_rank_above_0_is_told_by_its_log_and_has_no_limits_of_its_own() -> None:

@@ -59,9 +59,9 @@ def start(name: str = "m-1.0", generation: int = 1, devices: tuple[int, ...] = (
 class Node:
     """The shards of one agent, with everything that they reported."""
 
-    def __init__(self, settings: AgentConfig) -> None:
+    def __init__(self, settings: AgentConfig, **more: Any) -> None:
         self.said: list[ShardReport] = []
-        self.shards = Shards(settings, self.said.append, time.time)
+        self.shards = Shards(settings, self.said.append, time.time, **more)
 
     def states(self, shard: str = "m-1.0") -> list[ShardState]:
         seen = [r.state for r in self.said if r.shard == shard]
@@ -86,9 +86,9 @@ class Node:
 
 
 @asynccontextmanager
-async def running(settings: AgentConfig) -> AsyncIterator[Node]:
+async def running(settings: AgentConfig, **more: Any) -> AsyncIterator[Node]:
     """An agent's shards; leaving the block is what a stopping agent does."""
-    node = Node(settings)
+    node = Node(settings, **more)
     async with trio.open_nursery() as nursery:
         await nursery.start(node.shards.run)
         yield node
@@ -160,7 +160,7 @@ async def test_a_life(folder: Path) -> None:
         node.get().drain("scaled down")
         node.get().stop("not wanted", 1.0)
         stopped = await node.until(S.STOPPED)
-        assert (stopped.reason, stopped.exit.code if stopped.exit else None) == ("not wanted", 0)
+        assert (stopped.reason, stopped.exit.code if stopped.exit else None) == ("not wanted; exit code 0", 0)
         assert not alive(ready.pid)
         assert marked(folder) == []
         await node.shards.forget("m-1.0", 1)
@@ -220,6 +220,40 @@ async def test_workers_end_with_their_engine(folder: Path, how: str) -> None:
         await node.until(S.FAILED)
         assert not alive(worker), "a worker that outlives its engine holds the GPU"
         assert trio.current_time() - began < 2, "it is asked to end at once, and killed only if it does not"
+
+
+HOARDER = """
+import signal, time
+from multiprocessing.shared_memory import SharedMemory
+signal.signal(signal.SIGTERM, signal.SIG_IGN)
+held = SharedMemory(create=True, size=4096)
+print("holds", held.name, flush=True)
+time.sleep(86400)
+"""
+
+
+@pytest.mark.parametrize("how", ["stopped", "killed"])
+async def test_shared_memory_goes_with_its_engine(folder: Path, how: str) -> None:
+    """Python's resource tracker removes what a killed process left, if it is let."""
+    script = folder.parent / "hoarder.py"
+    script.write_text(HOARDER)
+    async with running(config(folder, (sys.executable, str(script)))) as node:
+        await node.shards.start(start(), INVENTORY)
+        said = folder / "shards/m-1.0-g1/engine.log"
+        with trio.fail_after(10):
+            while not (words := said.read_text().split() if said.exists() else []):
+                await trio.sleep(0.01)
+        held = Path("/dev/shm") / words[1]
+        assert held.exists()
+        if how == "stopped":
+            node.get().stop("x", 0.1)
+            await node.until(S.STOPPED)
+        else:
+            pid = node.get().report().pid
+            assert pid is not None
+            os.kill(pid, signal.SIGKILL)
+            await node.until(S.FAILED)
+        assert not held.exists()
 
 
 async def test_an_agent_that_stops_leaves_its_engine_and_the_next_one_adopts_it(folder: Path) -> None:
@@ -395,7 +429,7 @@ async def test_ranks_meet_where_rank_0_says_and_each_knows_when_it_has_loaded(fo
         await node.until_ended()
         assert node.get("m-1.1").shard.state is S.READY
         node.get("m-1.1").stop("rank 0 ended", 1.0)
-        assert (await node.until(S.STOPPED, "m-1.1")).reason == "rank 0 ended"
+        assert (await node.until(S.STOPPED, "m-1.1")).reason == "rank 0 ended; exit code 0"
 
 
 async def test_an_adopted_rank_knows_that_it_had_loaded(folder: Path) -> None:

@@ -61,6 +61,7 @@ def test_vllm() -> None:
     )  # fmt: skip
     assert launch.env["CUDA_VISIBLE_DEVICES"] == "GPU-0,GPU-1,GPU-2,GPU-3"
     assert (launch.env["HF_HUB_OFFLINE"], launch.env["OMP_NUM_THREADS"]) == ("1", "1")
+    assert launch.env["VLLM_RPC_BASE_PATH"] == ".", "its sockets go with the shard's folder"
     assert launch.secrets == {"VLLM_API_KEY": "sk-secret"}
     assert (launch.ready_name, launch.endpoint) == ("org/m", "http://10.0.0.1:20001")
 

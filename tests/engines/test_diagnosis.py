@@ -14,6 +14,7 @@ SAMPLES = Path(__file__).resolve().parents[3] / "shared" / "engines" / "log_samp
 LINES = [
     ("vllm serve: error: unrecognized arguments: --swap-space 4", "bad-flag", "this version does not know the argument --swap-space 4"),
     ("error: unknown argument: --flash", "bad-flag", "this version does not know the argument --flash"),
+    ("error: invalid argument: --flashy", "bad-flag", "this version does not know the argument --flashy"),
     ("serve: error: argument --dtype: invalid choice: 'bf16' (choose from 'auto')", "bad-value", "--dtype does not take bf16"),
     ("TypeError: Error: --enable-auto-tool-choice requires --tool-call-parser", "tool-parser", None),
     ("ValueError: Total number of attention heads (40) must be divisible by tensor parallel size (3).", "heads", "the model's 40 attention heads cannot be divided by tp 3"),
@@ -29,6 +30,8 @@ LINES = [
     ("huggingface_hub.errors.GatedRepoError: 403 Client Error.", "gated", None),
     ("LocalEntryNotFoundError: outgoing traffic has been disabled", "not-cached", None),
     ("HFValidationError: Repo id must be in the form 'repo_name' or 'namespace/repo_name': '/models/none'. Use", "no-path", "there is nothing at /models/none"),
+    ("E gguf_init_from_file: failed to open GGUF file '/models/a.gguf' (No such file or directory)", "no-path", "there is nothing at /models/a.gguf"),
+    ("E gguf_init_from_reader: invalid magic characters: '<htm', expected 'GGUF'", "not-gguf", None),
     ("RepositoryNotFoundError: 404 Client Error", "no-repository", None),
     ("safetensors_rust.SafetensorError: Error while deserializing header: incomplete metadata, file not fully covered", "truncated", None),
     ("RuntimeError: Cannot find any model weights with `/models/x`", "no-weights", None),
@@ -37,6 +40,7 @@ LINES = [
     ("CUDA error: no kernel image is available for execution on the device", "no-kernel", None),
     ("OSError: [Errno 28] No space left on device", "disk-full", None),
     ("OSError: [Errno 24] Too many open files", "open-files", None),
+    ("accept: Too many open files", "open-files", None),
     ("ibv_reg_mr_iova2 failed with error Cannot allocate memory", "memlock", None),
     ("OSError: [Errno 98] Address already in use", "port", None),
     ("couldn't bind HTTP server socket, hostname: 127.0.0.1, port: 8080", "port", None),
@@ -97,7 +101,7 @@ def test_what_another_try_may_mend_is_not_final() -> None:
     [
         "",
         "INFO Application startup complete.",
-        "ulimit 20000 … OSError: this can cause fd limit errors",
+        "WARNING ulimit is 20000 and stays so. This may lead to errors like `OSError: [Errno 24] Too many open files`.",
         "GET /v1/models 200",
     ],
 )

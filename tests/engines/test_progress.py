@@ -23,9 +23,18 @@ LOGS = Path(__file__).resolve().parents[3] / "shared" / "engines" / "log_samples
         ("(Worker pid=1) INFO Starting to load model /w...", "loading weights", None),
         ("INFO Loading weights took 3.2 seconds", "weights loaded", None),
         ("INFO GPU KV cache size: 100 tokens", "KV cache allocated", None),
+        ("INFO CPU KV cache size: 100 tokens", "KV cache allocated", None),
+        ("(Worker pid=2) INFO Explicitly set (2.0/9.5) GiB for KV cache on node 1.", "KV cache allocated", None),
+        ("INFO Using cache directory: /c/1 for vLLM's torch.compile", "compiling", None),
+        ("INFO Compiling a graph for dynamic shape takes 3 s", "compiling", None),
+        ("INFO torch.compile takes 21.5 s in total", "compiling", None),
+        ("INFO torch.compile took 4.50 s in total", "compiling", None),
         ("Capturing CUDA graphs (decode, FULL):  40%|####", "capturing CUDA graphs", 0.4),
         ("load_tensors: loading model tensors, this can take a while", "loading weights", None),
+        ("0.00.010 I srv    load_model: loading model '/models/a.gguf'", "loading weights", None),
+        ("0.00.368 I srv    load_model: initializing, n_slots = 2", "KV cache allocated", None),
         ("main: server is listening on http://127.0.0.1:1", "serving", None),
+        ("0.00.370 I srv  llama_server: listening on http://127.0.0.1:1", "serving", None),
     ],
 )
 def test_lines(line: str, phase: str, fraction: float | None) -> None:
@@ -34,8 +43,15 @@ def test_lines(line: str, phase: str, fraction: float | None) -> None:
     assert (said.phase, said.fraction) == (phase, fraction)
 
 
-def test_other_lines_say_nothing() -> None:
-    assert progress(EngineKind.VLLM, 'INFO: 127.0.0.1 - "GET /health HTTP/1.1" 200 OK') is None
+@pytest.mark.parametrize(
+    "line",
+    [
+        'INFO: 127.0.0.1 - "GET /health HTTP/1.1" 200 OK',
+        "WARNING Enforce eager is set, disabling torch.compile and CUDAGraphs",
+    ],
+)
+def test_other_lines_say_nothing(line: str) -> None:
+    assert progress(EngineKind.VLLM, line) is None
 
 
 @given(st.text())

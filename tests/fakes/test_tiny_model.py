@@ -95,6 +95,16 @@ def test_every_making_is_the_same(model: Path, tmp_path: Path) -> None:
         assert path.read_bytes() == (tmp_path / path.relative_to(model)).read_bytes()
 
 
+def test_more_layers_are_the_first_two_again(tmp_path: Path) -> None:
+    write(tmp_path, 5)
+    assert json.loads((tmp_path / "hf/config.json").read_text())["num_hidden_layers"] == 5
+    weights = tiny_model.tensors(5)
+    assert tiny_model.layers_of(weights) == 5
+    for name in ("self_attn.q_proj.weight", "input_layernorm.weight"):
+        assert weights[f"model.layers.4.{name}"] == weights[f"model.layers.0.{name}"]
+    assert weights["model.layers.3.mlp.up_proj.weight"] != weights["model.layers.0.mlp.up_proj.weight"]
+
+
 @pytest.mark.e2e
 @pytest.mark.skipif(shutil.which("llama-server") is None, reason="no llama-server here")
 def test_the_demo_with_a_real_llama_server(tmp_path: Path) -> None:

@@ -8,9 +8,21 @@ from hypothesis import strategies as st
 
 from llmgw.hardware.health import stranger
 from llmgw.hardware.inventory import Device, MigInstance
-from llmgw.scheduler.decide import BACKOFF_FIRST_S, BACKOFF_LONGEST_S, CRASH_LOOP, DRAIN_SETTLE_S, FINAL_S, decide
+from llmgw.scheduler.carry_out import DRAIN_SETTLE_S
+from llmgw.scheduler.decide import decide
 from llmgw.scheduler.explain import DecisionKind, DrainCommand, Outcome, StartCommand, StopCommand
-from llmgw.scheduler.state import Assignment, ClusterState, Goal, Node, NodeState, Replica, ShardReport, ShardState
+from llmgw.scheduler.follow import BACKOFF_FIRST_S, BACKOFF_LONGEST_S, CRASH_LOOP, FINAL_S
+from llmgw.scheduler.state import (
+    Assignment,
+    ClusterState,
+    Exit,
+    Goal,
+    Node,
+    NodeState,
+    Replica,
+    ShardReport,
+    ShardState,
+)
 from llmgw.settings.daemon import Address
 from tests.scheduler.clusters import (
     CLUSTER,
@@ -190,10 +202,10 @@ def test_scale_down_drains_then_stops_then_forgets() -> None:
     over = decide(after(state, busy), NOW + drained.profile.limits.drain_s)
     assert [c.shard for c in over.commands if isinstance(c, StopCommand)] == ["m-2.0"]
     assert over.decisions[0].reason.endswith("drained for 60 s")
-    gone = node(reports=(reports[0], report(rows[1], ShardState.STOPPED)))
+    gone = node(reports=(reports[0], evolve(report(rows[1], ShardState.STOPPED), exit=Exit(0))))
     done = decide(after(state, over, nodes=(gone,)), NOW + 100)
     assert [r.id for r in done.replicas] == ["m-1"]
-    assert kinds(done) == [DecisionKind.FORGET]
+    assert [(d.kind, d.reason) for d in done.decisions] == [(DecisionKind.FORGET, "its engine has ended: exit code 0")]
 
 
 def test_an_edited_profile_rolls_over_where_there_is_room() -> None:
@@ -438,8 +450,15 @@ def test_never(state: ClusterState) -> None:
                 classes.add(found.device_class)
             assert len(classes) == 1
             assert classes <= set(replica.profile.device_class)
-            if replica.profile.tp > 1 and here.inventory.nvlink_domains:
-                assert any(set(shard.devices) <= set(d) for d in here.inventory.nvlink_domains)
+            if replica.profile.tp > 1:
+                (name,) = classes
+                large = [
+                    d
+                    for d in here.inventory.nvlink_domains
+                    if sum(x.device_class == name and x.number in d for x in here.inventory.devices)
+                    >= len(shard.devices)
+                ]
+                assert not large or any(set(shard.devices) <= set(d) for d in here.inventory.nvlink_domains)
     wanted = {(s.shard, r.generation) for r in outcome.replicas if r.goal is Goal.RUN for s in r.shards}
     for command in outcome.commands:
         if isinstance(command, StopCommand):

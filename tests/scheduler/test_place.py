@@ -1,19 +1,32 @@
 from __future__ import annotations
 
-from attrs import evolve
+from collections.abc import Mapping
 
-from llmgw.hardware.inventory import MigInstance
-from llmgw.scheduler.place import NoPlace, Part, Placement, place, views
-from tests.scheduler.clusters import device, fabric, model, node, profile, wide
+from attrs import evolve
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from llmgw.hardware.inventory import AdapterPath, MigInstance, Relation
+from llmgw.scheduler.fleet import Fleet
+from llmgw.scheduler.place import NoPlace, Part, Placement, place
+from llmgw.scheduler.state import Node
+from llmgw.settings.catalog import Model, Packing, PlacementRules
+from tests.scheduler.clusters import device, devices, fabric, model, node, profile, wide
 
 
 def eight(name: str) -> tuple:
     return tuple(device(n) for n in range(8))
 
 
+def put(
+    of: Model, nodes: tuple[Node, ...], taken: Mapping[str, Mapping[int, str]] | None = None
+) -> Placement | NoPlace:
+    return place(of, Fleet(nodes, taken or {}), {}, {}, {})
+
+
 def test_packs_where_least_is_left() -> None:
     nodes = (node("big", eight("big")), node("small", (device(0), device(1))))
-    found = place(model(), views(nodes, {}), {})
+    found = put(model(), nodes, {})
     assert isinstance(found, Placement)
     assert found.parts == (Part("small", (0,)),)
     assert found.reason.endswith("of 2 nodes that could")
@@ -21,20 +34,134 @@ def test_packs_where_least_is_left() -> None:
 
 def test_a_group_stays_in_one_nvlink_domain_and_takes_the_smallest() -> None:
     here = node("n1", tuple(device(n) for n in range(6)), domains=((0, 1, 2, 3), (4, 5)))
-    found = place(model("m", 1, profile(gpus=2)), views((here,), {}), {})
+    found = put(model("m", 1, profile(gpus=2)), (here,), {})
     assert isinstance(found, Placement)
     assert found.parts[0].devices == (4, 5)
-    nowhere = place(model("m", 1, profile(gpus=5)), views((here,), {}), {})
+    nowhere = put(model("m", 1, profile(gpus=3)), (here,), {"n1": {0: "x", 1: "x"}})
     assert isinstance(nowhere, NoPlace)
     assert nowhere.candidates[0].refusals[0].reason == (
-        "5 devices of one NVLink domain needed, domains have 4 free of 4, 2 free of 2"
+        "3 devices of one NVLink domain needed, domains have 2 free of 4, 2 free of 2"
     )
+
+
+def test_a_group_that_no_domain_can_hold_takes_whole_domains() -> None:
+    pairs = node("n1", tuple(device(n) for n in range(6)), domains=((0, 1), (2, 3), (4, 5)))
+    found = put(model("m", 1, profile(gpus=4)), (pairs,), {"n1": {0: "x"}})
+    assert isinstance(found, Placement)
+    assert found.parts[0].devices == (2, 3, 4, 5)
+
+
+def test_whole_domains_and_whole_nodes_are_kept_for_large_models() -> None:
+    here = node("n1", tuple(device(n) for n in range(6)), domains=((0, 1, 2, 3),))
+    found = put(model(), (here,))
+    assert isinstance(found, Placement)
+    assert found.parts[0].devices == (4,), "a card without NVLink does for one GPU"
+    nvlink = node("a", tuple(device(n) for n in range(4)), domains=((0, 1, 2, 3),))
+    pcie = node("b", tuple(device(n) for n in range(8)))
+    assert put(model(), (nvlink, pcie)).parts[0].node == "b"
+    begun = put(model(), (nvlink, pcie), {"a": {0: "x"}})
+    assert begun.parts == (Part("a", (1,)),)
+
+
+def test_spread_and_per_node() -> None:
+    nodes = (node("a", eight("a")), node("b", eight("b")), node("c", (device(0),)))
+    spread = evolve(model(), placement=PlacementRules(policy=Packing.SPREAD))
+    fleet = Fleet(nodes, {})
+    here: dict[str, int] = {}
+    order = []
+    for _ in range(5):
+        found = place(spread, fleet, here, {}, {})
+        assert isinstance(found, Placement)
+        (part,) = found.parts
+        order.append(part.node)
+        here[part.node] = here.get(part.node, 0) + 1
+        fleet.take(part.node, part.devices, "x")
+    assert order == ["a", "b", "c", "a", "b"]
+    one = evolve(model(), placement=PlacementRules(per_node=1))
+    full = place(one, Fleet(nodes[:1], {}), {"a": 1}, {}, {})
+    assert isinstance(full, NoPlace)
+    assert full.candidates[0].refusals[0].reason == "a has 1 of m, placement.per_node allows 1"
+
+
+def test_labels_and_taints() -> None:
+    nodes = (
+        evolve(node("a"), labels={"zone": "east"}),
+        evolve(node("b"), labels={"zone": "west"}, taints=("lab",)),
+    )
+    west = evolve(model(), placement=PlacementRules(nodes={"zone": "west"}, tolerate=("lab",)))
+    found = put(west, nodes)
+    assert isinstance(found, Placement)
+    assert found.parts[0].node == "b"
+    strict = put(evolve(west, placement=PlacementRules(nodes={"zone": "west"})), nodes)
+    assert isinstance(strict, NoPlace)
+    assert [(c.node, c.refusals[0].filter, c.refusals[0].reason) for c in strict.candidates] == [
+        ("a", "labels", "wants zone=west, a has zone=east"),
+        ("b", "taints", "b has the taint lab"),
+    ]
+
+
+def test_a_quota_names_the_group_and_what_it_has() -> None:
+    mine = evolve(model("m", 1, profile(gpus=2)), group="research")
+    found = place(mine, Fleet((node(),), {}), {}, {"h100-80g": 3}, {"h100-80g": 4})
+    assert isinstance(found, NoPlace)
+    assert found.candidates[0].refusals[0].reason == "group research has 3 of its 4 h100-80g, 2 more are needed"
+    assert isinstance(place(mine, Fleet((node(),), {}), {}, {"h100-80g": 2}, {"h100-80g": 4}), Placement)
+
+
+def test_an_earlier_class_anywhere_is_better_than_a_later_one() -> None:
+    nodes = (node("a", (device(0, "l40s-45g"),)), node("b", eight("b")))
+    found = put(model("m", 1, profile(classes=("h100-80g", "l40s-45g"))), nodes)
+    assert isinstance(found, Placement)
+    assert (found.device_class, found.parts[0].node) == ("h100-80g", "b")
+
+
+def test_on_mig_the_card_that_is_in_use_comes_first() -> None:
+    name = "h100-80g-mig-1g.10gb"
+    instances = tuple(
+        evolve(device(1000 + 100 * card + n, name), mig=MigInstance(card, n, "1g.10gb", n, 0))
+        for card in (0, 1)
+        for n in range(2)
+    )
+    found = put(model("m", 1, profile(classes=(name,))), (node("n1", instances),), {"n1": {1100: "x"}})
+    assert isinstance(found, Placement)
+    assert found.parts[0].devices == (1101,)
+
+
+def test_devices_near_the_fabric_are_taken_for_several_nodes() -> None:
+    def nodes() -> tuple[Node, ...]:
+        near = (AdapterPath("mlx5_0", Relation.PIX),)
+        devices = (device(0), device(1), evolve(device(2), adapters=near), evolve(device(3), adapters=near))
+        return tuple(node(name, devices, fabrics=(fabric(),)) for name in ("a", "b"))
+
+    found = put(model("m", 1, wide(gpus=2)), nodes())
+    assert isinstance(found, Placement)
+    assert [p.devices for p in found.parts] == [(2, 3), (2, 3)]
+
+
+@given(st.data())
+@settings(max_examples=60, deadline=None)
+def test_what_is_kept_up_is_what_a_fresh_look_would_find(data: st.DataObject) -> None:
+    nodes = tuple(
+        node(f"n{n}", data.draw(devices()), domains=data.draw(st.sampled_from(((), ((0, 1), (2, 3))))))
+        for n in range(data.draw(st.integers(1, 5)))
+    )
+    rules = PlacementRules(policy=data.draw(st.sampled_from(Packing)))
+    kept, taken, here = Fleet(nodes, {}), {n.id: {} for n in nodes}, {}
+    for serial in range(8):
+        of = evolve(model("m", 1, profile(gpus=data.draw(st.integers(1, 3)))), placement=rules)
+        found = place(of, kept, here, {}, {})
+        assert found == place(of, Fleet(nodes, taken), here, {}, {})
+        if isinstance(found, Placement):
+            for part in found.parts:
+                kept.take(part.node, part.devices, f"s{serial}")
+                taken[part.node] |= dict.fromkeys(part.devices, f"s{serial}")
+                here[part.node] = here.get(part.node, 0) + 1
 
 
 def test_an_earlier_profile_wins_and_classes_are_not_mixed() -> None:
     here = node("n1", (device(0, "l40s-45g"), device(1), device(2)))
     first = profile("big", 2, ("l40s-45g", "h100-80g"))
-    found = place(model("m", 1, first, profile("small")), views((here,), {}), {})
+    found = put(model("m", 1, first, profile("small")), (here,), {})
     assert isinstance(found, Placement)
     assert (found.profile.name, found.parts[0].devices) == ("big", (1, 2))
 
@@ -45,7 +172,7 @@ def test_memory_and_fp8_are_looked_at() -> None:
         (profile(classes=("a100-80g",), quantization="fp8"), "fp8 needs compute capability 8.9, gpu-0 has 8.0"),
         (profile(classes=("a100-80g",), memory_gib=90.0), "gpu-0 has 79.6 GiB, 90 GiB are needed"),
     ):
-        found = place(model("m", 1, wanted), views((here,), {}), {})
+        found = put(model("m", 1, wanted), (here,), {})
         assert isinstance(found, NoPlace)
         assert said in found.candidates[0].refusals[0].reason
 
@@ -53,7 +180,7 @@ def test_memory_and_fp8_are_looked_at() -> None:
 def test_a_mig_replica_gets_exactly_one_instance() -> None:
     name = "a100-80g-mig-3g.40gb"
     here = node("n1", (device(1000, name), device(1001, name)))
-    found = place(model("m", 1, profile(classes=(name,))), views((here,), {"n1": {1000: "x"}}), {})
+    found = put(model("m", 1, profile(classes=(name,))), (here,), {"n1": {1000: "x"}})
     assert isinstance(found, Placement)
     assert found.parts[0].devices == (1001,)
 
@@ -66,10 +193,10 @@ def test_compute_instances_of_one_gpu_instance_are_not_given_to_two() -> None:
             evolve(device(1000 + n, name), mig=MigInstance(0, n, "1c.3g.40gb", gi, n)) for n, gi in enumerate((1, 1, 2))
         ),
     )
-    found = place(model("m", 1, profile(classes=(name,))), views((here,), {"n1": {1000: "x"}}), {})
+    found = put(model("m", 1, profile(classes=(name,))), (here,), {"n1": {1000: "x"}})
     assert isinstance(found, Placement)
     assert found.parts[0].devices == (1002,)
-    none = place(model("m", 1, profile(classes=(name,))), views((here,), {"n1": {1000: "x", 1002: "y"}}), {})
+    none = put(model("m", 1, profile(classes=(name,))), (here,), {"n1": {1000: "x", 1002: "y"}})
     assert isinstance(none, NoPlace)
     assert "gpu-0/mig1 shares its memory with gpu-0/mig0, which runs x" in none.candidates[0].refusals[0].reason
 
@@ -82,7 +209,7 @@ def test_several_nodes_are_on_one_fabric_with_as_many_ports() -> None:
         node("n4", fabrics=(fabric("rack-1", 1), fabric("rack-2", 2))),
         node("n5"),
     )
-    found = place(model("m", 1, wide(gpus=2)), views(nodes, {}), {})
+    found = put(model("m", 1, wide(gpus=2)), nodes, {})
     assert isinstance(found, Placement)
     assert (found.parts, found.fabric) == ((Part("n2", (0, 1)), Part("n4", (0, 1))), "rack-2")
     assert found.reason == "profile wide on n2: gpu-0, gpu-1; n4: gpu-0, gpu-1 (h100-80g) over fabric rack-2"
@@ -96,7 +223,7 @@ def test_no_fabric_over_enough_nodes_names_who_is_where() -> None:
         node("n4"),
         node("n5", (device(0, "l40s-45g"),), fabrics=(fabric("rack-1", 2),)),
     )
-    found = place(model("m", 1, wide()), views(nodes, {}), {})
+    found = put(model("m", 1, wide()), nodes, {})
     assert isinstance(found, NoPlace)
     alone, together = found.candidates
     assert alone.node == "n5"
@@ -113,9 +240,9 @@ def test_the_smallest_fabric_that_is_big_enough_and_one_class() -> None:
         *(node(f"a{n}", fabrics=(fabric("big"),)) for n in range(4)),
         *(node(f"z{n}", fabrics=(fabric("small"),)) for n in range(2)),
     )
-    found = place(model("m", 1, wide()), views(nodes, {}), {})
+    found = put(model("m", 1, wide()), nodes, {})
     assert isinstance(found, Placement)
     assert (found.fabric, [p.node for p in found.parts]) == ("small", ["z0", "z1"])
     mixed = (node("n1", fabrics=(fabric(),)), node("n2", (device(0, "l40s-45g"),), fabrics=(fabric(),)))
     both = wide(device_class=("h100-80g", "l40s-45g"))
-    assert isinstance(place(model("m", 1, both), views(mixed, {}), {}), NoPlace)
+    assert isinstance(put(model("m", 1, both), mixed, {}), NoPlace)

@@ -1,0 +1,164 @@
+"""What the catalog wants: edited profiles roll over, the number of replicas is made right, the important come first."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from attrs import evolve
+
+from llmgw.scheduler.explain import DecisionKind, Unplaced
+from llmgw.scheduler.fleet import Fleet
+from llmgw.scheduler.place import NoPlace, Placement, place
+from llmgw.scheduler.state import Goal
+from llmgw.scheduler.working import Working, serial
+from llmgw.settings.catalog import Model, Profile, Update
+from llmgw.settings.digest import profile_digest
+
+
+def want(pass_: Working, model: Model) -> None:
+    """Bring one model to what its entry in the catalog says."""
+    _refresh(pass_, model)
+    _house(pass_, model)
+    _number(pass_, model)
+
+
+def _refresh(pass_: Working, model: Model) -> None:
+    """Replace rows whose profile was edited, one at a time, as the model's ``update`` says."""
+    rows = pass_.of_model(model.name)
+    rejected = {r.rejected for r in rows if r.rejected}
+    busy = any(r.superseded_by in pass_.rows for r in rows if r.superseded_by) or any(not r.shards for r in rows)
+    for row in rows:
+        wanted = model.profile(row.profile.name)
+        if wanted == row.profile or not pass_.counts(row):
+            continue
+        if wanted is not None and _same_but_limits(wanted, row.profile):
+            pass_.rows[row.id] = evolve(row, profile=wanted)
+            continue
+        if busy or (rejected and wanted is not None and profile_digest(model.name, wanted) in rejected):
+            continue
+        why = f"profile {row.profile.name} was {'changed' if wanted is not None else 'removed'}"
+        found = _place(pass_, model) if model.update is Update.SURGE else None
+        if isinstance(found, Placement):
+            new = pass_.add(model, found, f"{why}: replaces {row.id}")
+            pass_.rows[row.id] = evolve(row, superseded_by=new.id)
+        elif not any(not pass_.lost(r) and r.goal is not Goal.RUN for r in rows):
+            if found is not None:
+                why = f"{why}, and there is no room for both the old and the new one"
+            pass_.retire(row, why, other=wanted)
+        # Else something is on its way out already: its devices come free first.
+        busy = True
+
+
+def _house(pass_: Working, model: Model) -> None:
+    """Rows that gave up their devices for another profile, and wait for a place of that one."""
+    for row in pass_.of_model(model.name):
+        if row.shards or row.goal is not Goal.RUN:
+            continue
+        catalog = model.profile(row.profile.name)
+        if catalog is None or (
+            catalog != row.profile if not row.rejected else profile_digest(model.name, catalog) != row.rejected
+        ):
+            pass_.drop(row)  # edited once more meanwhile: the usual way from here on
+            continue
+        found = _place(pass_, evolve(model, profiles=(row.profile,)))
+        if isinstance(found, Placement):
+            new = pass_.add(model, found, row.reason)
+            pass_.rows[new.id] = evolve(new, other=row.other, rejected=row.rejected)
+            pass_.drop(row)
+
+
+def _number(pass_: Working, model: Model) -> None:
+    rows = pass_.of_model(model.name)
+    counting = [r for r in rows if pass_.counts(r)]
+    gone = [r for r in rows if pass_.gone(r)]
+    homeless = [r for r in rows if not r.shards]
+    excess = len(counting) + len(gone) + len(homeless) - model.replicas
+    for row in (*homeless, *reversed(gone), *sorted(counting, key=lambda r: (pass_.ready(r), -serial(r)))):
+        if excess <= 0:
+            break
+        pass_.retire(row, f"{model.replicas} replicas are wanted, this is one too many")
+        excess -= 1
+    running = len(counting)
+    while running < model.replicas:
+        found = _place(pass_, model)
+        if isinstance(found, NoPlace):
+            coming = _make_room(pass_, model)
+            rows = pass_.of_model(model.name)
+            leaving = sum(1 for r in rows if r.goal is not Goal.RUN)
+            since = pass_.state.unplaced_since.get(model.name, pass_.now)
+            pass_.unplaced.append(_explain(pass_, model, running, len(gone), leaving, coming, found, since))
+            return
+        for row in homeless:
+            if row.id in pass_.rows:
+                pass_.drop(row)
+        homeless = []
+        new = pass_.add(model, found, "")
+        if gone:
+            old = gone.pop(0)
+            pass_.rows[old.id] = evolve(pass_.rows[old.id], superseded_by=new.id)
+            pass_.say(DecisionKind.EVICT, old, f"node {pass_.lost_node(old)} is lost; {new.id} replaces it")
+        running += 1
+
+
+def _place(pass_: Working, model: Model, fleet: Fleet | None = None) -> Placement | NoPlace:
+    quotas = pass_.state.quotas.get(model.group, {}) if model.group else {}
+    fleet = pass_.fleet if fleet is None else fleet
+    return place(model, fleet, pass_.here(model.name), pass_.used(model.group), quotas)
+
+
+def _make_room(pass_: Working, model: Model) -> str:
+    """Take devices from models of a lower priority, fewest and least important first; what is said of it.
+
+    Nothing is taken while what is leaving already would do.
+    """
+    priorities = {m.name: m for m in pass_.state.models}
+    lower = [
+        r
+        for r in pass_.rows.values()
+        if r.shards and r.model in priorities and priorities[r.model].priority < model.priority
+    ]
+    if not lower:
+        return ""
+    leaving = frozenset(r.id for r in pass_.rows.values() if r.goal is not Goal.RUN and not pass_.lost(r))
+    if leaving and isinstance(_place(pass_, model, pass_.fleet_without(leaving)), Placement):
+        return "it gets what is being stopped"
+    able = [r for r in lower if pass_.counts(r)]
+    ripe = [r for r in able if pass_.now - r.placed >= priorities[r.model].min_run_s]
+    for level in sorted({priorities[r.model].priority for r in ripe}):
+        rows = [r for r in ripe if priorities[r.model].priority <= level]
+        nodes = frozenset(s.node for r in rows for s in r.shards) if _one_node(model) else None
+        found = _place(pass_, model, pass_.fleet_without(leaving | {r.id for r in rows}, nodes))
+        if isinstance(found, Placement):
+            wanted = {(part.node, device) for part in found.parts for device in part.devices}
+            for row in rows:
+                if any((s.node, d) in wanted for s in row.shards for d in s.devices):
+                    reason = f"{model.name} (priority {model.priority}) takes its devices, it has priority {level}"
+                    pass_.retire(row, reason, DecisionKind.PREEMPT)
+            return "devices are taken from models of a lower priority"
+    young = [r for r in able if r not in ripe]
+    if young:
+        at = min(r.placed + priorities[r.model].min_run_s for r in young)
+        pass_.wake.append(at)
+        return f"models of a lower priority may keep their devices for {at - pass_.now:.0f} s yet (min_run_s)"
+    return ""
+
+
+def _one_node(model: Model) -> bool:
+    return all(p.nodes == 1 for p in model.profiles)
+
+
+def _same_but_limits(wanted: Profile, has: Profile) -> bool:
+    """Limits are the agent's and the scheduler's to follow; the engine need not start anew for them."""
+    return evolve(has, limits=wanted.limits) == wanted
+
+
+def _explain(
+    pass_: Working, model: Model, running: int, gone: int, leaving: int, coming: str, found: NoPlace, since: float
+) -> Unplaced:
+    parts: Iterable[str] = (
+        f"{gone} on a lost node" if gone else "",
+        f"{leaving} still stopping" if leaving else "",
+        coming,
+        f"{found.reason}{f'; {found.remedy}' if found.remedy else ''}",
+    )
+    return Unplaced(model.name, model.replicas, running, "; ".join(p for p in parts if p), found.candidates, since)

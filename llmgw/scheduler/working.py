@@ -1,0 +1,182 @@
+"""The rows as they become during one pass, with what is asked of them over and over. Lives only inside ``decide``."""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+
+from attrs import evolve
+
+from llmgw.scheduler.brake import brake
+from llmgw.scheduler.explain import Command, Decision, DecisionKind, Unplaced
+from llmgw.scheduler.fleet import Fleet
+from llmgw.scheduler.place import Placement
+from llmgw.scheduler.state import Assignment, ClusterState, Goal, NodeState, Replica, ShardState, placed_on
+from llmgw.settings.catalog import Model, Profile
+
+
+class Working:
+    """One pass at work: rows by id, decisions and commands so far, and what is free by now."""
+
+    def __init__(self, state: ClusterState, now: float) -> None:
+        self.state = state
+        self.now = now
+        self.serial = state.next_serial
+        self.decisions: list[Decision] = []
+        self.commands: list[Command] = []
+        self.unplaced: list[Unplaced] = []
+        self.wake: list[float] = []
+        self.brake = brake(state.nodes, state.liveness, state.brake_released)
+        self.rows: dict[str, Replica] = {}
+        self._of_model: dict[str, dict[str, None]] = {}
+        self._fleet: Fleet | None = None
+        for row in state.replicas:
+            self._enter(row)
+
+    def _enter(self, row: Replica) -> None:
+        self.rows[row.id] = row
+        self._of_model.setdefault(row.model, {})[row.id] = None
+
+    def drop(self, row: Replica) -> None:
+        """The row is gone."""
+        del self.rows[row.id]
+        del self._of_model[row.model][row.id]
+
+    def of_model(self, model: str) -> list[Replica]:
+        """The rows of a model, oldest first."""
+        return sorted((self.rows[name] for name in self._of_model.get(model, ())), key=serial)
+
+    def say(self, kind: DecisionKind, row: Replica, reason: str, node: str = "") -> None:
+        """Decide something about a row."""
+        where = node or (row.shards[0].node if row.shards else "")
+        self.decisions.append(Decision(kind, row.model, row.id, where, reason))
+
+    # What is the case.
+
+    def lost(self, row: Replica) -> bool:
+        """Whether any of its nodes is lost: a replica over several nodes is one thing. Under the brake nothing is."""
+        return self.lost_node(row) is not None
+
+    def lost_node(self, row: Replica) -> str | None:
+        """The first of its nodes that is lost."""
+        for shard in row.shards:
+            node = self.state.node(shard.node)
+            if node is None or (node.state is NodeState.LOST and self.brake is None):
+                return shard.node
+        return None
+
+    def counts(self, row: Replica) -> bool:
+        """Whether it is one of those that the model shall have."""
+        return row.goal is Goal.RUN and row.superseded_by is None and bool(row.shards) and not self.lost(row)
+
+    def gone(self, row: Replica) -> bool:
+        """Whether it would count if its node were there."""
+        return row.goal is Goal.RUN and row.superseded_by is None and bool(row.shards) and self.lost(row)
+
+    def ready(self, row: Replica) -> bool:
+        """Rank 0 lists the model, which it cannot before all others have joined it, and none of them has ended."""
+        reports = [self.state.report(s, row.generation) for s in row.shards]
+        if not reports or any(r is None or r.state.ended for r in reports):
+            return False
+        return reports[0] is not None and reports[0].state is ShardState.READY
+
+    # What is free.
+
+    @property
+    def fleet(self) -> Fleet:
+        """Every node with what is taken on it: by rows, and by what runs and no row knows of."""
+        if self._fleet is None:
+            self._fleet = self.fleet_without(frozenset())
+        return self._fleet
+
+    def fleet_without(self, rows: frozenset[str], nodes: frozenset[str] | None = None) -> Fleet:
+        """As if these rows had nothing; of these nodes only, where they are given."""
+        taken: dict[str, dict[int, str]] = {}
+        for node in self.state.nodes:
+            here = taken[node.id] = {}
+            for report in node.reports:
+                if not report.state.ended and report.replica not in rows:
+                    there = placed_on(node.inventory, report.devices, report.uuids)
+                    here.update(dict.fromkeys(there, report.shard))
+        for row in self.rows.values():
+            if row.id not in rows:
+                for shard in row.shards:
+                    if shard.node in taken:
+                        taken[shard.node].update(dict.fromkeys(shard.devices, shard.shard))
+        some = self.state.nodes if nodes is None else [n for n in self.state.nodes if n.id in nodes]
+        return Fleet(some, taken)
+
+    def here(self, model: str) -> Counter[str]:
+        """How many replicas of a model each node has a part of."""
+        return Counter(s.node for r in self.of_model(model) for s in r.shards)
+
+    def used(self, group: str) -> Counter[str]:
+        """How many devices of each class the models of a group have."""
+        if not group or group not in self.state.quotas:
+            return Counter()
+        made: Counter[str] = Counter()
+        for model in self.state.models:
+            if model.group == group:
+                for row in self.of_model(model.name):
+                    for shard in row.shards:
+                        node = self.state.node(shard.node)
+                        for number in shard.devices if node is not None else ():
+                            if node is not None and (device := node.inventory.device(number)) is not None:
+                                made[device.device_class] += 1
+        return made
+
+    # What becomes of rows.
+
+    def add(self, model: Model, found: Placement, why: str) -> Replica:
+        """A new row at this place."""
+        name = f"{_slug(model.name)}-{self.serial}"
+        self.serial += 1
+        shards = []
+        for rank, part in enumerate(found.parts):
+            node = self.state.node(part.node)
+            devices = [] if node is None else [node.inventory.device(number) for number in part.devices]
+            uuids = tuple(d.uuid for d in devices if d is not None)
+            shards.append(Assignment(f"{name}.{rank}", rank, part.node, part.devices, uuids))
+            self.fleet.take(part.node, part.devices, f"{name}.{rank}")
+        reason = f"{why}; {found.reason}" if why else found.reason
+        row = Replica(
+            id=name,
+            model=model.name,
+            profile=found.profile,
+            shards=tuple(shards),
+            goal=Goal.RUN,
+            reason=reason,
+            since=self.now,
+            fabric=found.fabric,
+            placed=self.now,
+        )
+        self._enter(row)
+        self.say(DecisionKind.PLACE, row, reason)
+        return row
+
+    def retire(self, row: Replica, reason: str, kind: DecisionKind | None = None, other: Profile | None = None) -> None:
+        """Take a row out of service: drained where its engine can be told, else stopped when its node is back.
+
+        ``other`` is the profile that is placed instead once it has ended.
+        """
+        row = self.rows[row.id]
+        if row.goal is not Goal.RUN:
+            return
+        if not row.shards:
+            self.drop(row)
+            return
+        goal = Goal.STOP if self.lost(row) else Goal.DRAIN
+        self.rows[row.id] = evolve(row, goal=goal, reason=reason, since=self.now, other=other)
+        usual = DecisionKind.DRAIN if goal is Goal.DRAIN else DecisionKind.STOP
+        self.say(kind or usual, row, reason)
+
+
+def serial(row: Replica) -> int:
+    """The number at the end of a row's id: a later one is newer."""
+    tail = row.id.rpartition("-")[2]
+    return int(tail) if tail.isascii() and tail.isdigit() else 0
+
+
+def _slug(model: str) -> str:
+    """A model's name as part of ids and file names."""
+    return re.sub(r"[^A-Za-z0-9_]+", "-", model).strip("-")[:40] or "model"
