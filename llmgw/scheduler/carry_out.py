@@ -58,7 +58,7 @@ def _start(pass_: Working, row: Replica, shard: Assignment) -> None:
     if pass_.now < row.not_before:
         pass_.wake.append(row.not_before)
         return
-    if len(row.shards) > 1 and _earlier_alive(pass_, row):
+    if _earlier_alive(pass_, row):
         return
     meeting = None
     if shard.rank > 0:

@@ -54,6 +54,7 @@ class DecisionKind(StrEnum):
     FORGET = "forget"
     PREEMPT = "preempt"
     ROLLBACK = "rollback"
+    BRAKE = "brake"
 
 
 @frozen

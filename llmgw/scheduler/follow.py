@@ -5,7 +5,7 @@ from __future__ import annotations
 from attrs import evolve
 
 from llmgw.scheduler.explain import DecisionKind
-from llmgw.scheduler.state import Assignment, Goal, Replica, ShardReport, placed_on
+from llmgw.scheduler.state import Assignment, Goal, Replica, ShardReport, ShardState, placed_on
 from llmgw.scheduler.working import Working
 from llmgw.settings.digest import profile_digest
 
@@ -52,6 +52,12 @@ def _follow(pass_: Working, row: Replica) -> None:
         return
     reports = [(s, r) for s in row.shards if (r := pass_.state.report(s, row.generation)) is not None]
     ended = next(((s, r) for s, r in reports if r.state.ended), None)
+    if ended is None and any(r.state is ShardState.DRAINING for _, r in reports):
+        # Told to by a control plane whose word was lost: it takes no requests, and cannot be told to again.
+        reason = "its engine was drained, and it is wanted"
+        pass_.rows[row.id] = evolve(row, generation=row.generation + 1, reason=reason, since=pass_.now)
+        pass_.say(DecisionKind.RESTART, row, reason)
+        return
     if ended is None and not row.failures and row.other is None:
         return
     if pass_.lost(row):

@@ -15,8 +15,10 @@ from llmgw.link.messages import Register, StartShard
 from llmgw.scheduler.explain import Outcome, Unplaced
 from llmgw.scheduler.liveness import node_state
 from llmgw.scheduler.state import ClusterState, Node, NodeState, Replica, ShardReport, ShardState
-from llmgw.settings.document import Settings
+from llmgw.settings.document import NodeRules, Settings
 from llmgw.store.api import NodeRow, Store
+
+_NO_RULES = NodeRules()
 
 
 @frozen
@@ -45,6 +47,7 @@ class Cluster:
         unplaced: tuple[Unplaced, ...],
         started: float,
         woken: Callable[[], None],
+        brake_released: float = 0.0,
     ) -> None:
         self.id = cluster
         self.epoch = epoch
@@ -53,6 +56,7 @@ class Cluster:
         self.replicas = replicas
         self.unplaced = unplaced
         self.in_flight: Mapping[str, int] = {}
+        self.brake_released = brake_released
         self._next_serial = next_serial
         self._woken = woken
         # Silence counts from our own start at the earliest: while we were down, nobody could be heard.
@@ -145,6 +149,11 @@ class Cluster:
         self.settings = settings
         self._woken()
 
+    def release_brake(self, at: float) -> None:
+        """An operator says that the nodes which are silent by now are gone."""
+        self.brake_released = at
+        self._woken()
+
     def state(self, now: float) -> ClusterState:
         """One frozen picture of everything."""
         return ClusterState(
@@ -155,6 +164,9 @@ class Cluster:
             next_serial=self._next_serial,
             in_flight=self.in_flight,
             unplaced_since={item.model: item.since for item in self.unplaced},
+            quotas=self.settings.quotas,
+            liveness=self.settings.liveness,
+            brake_released=self.brake_released,
         )
 
     def apply(self, outcome: Outcome) -> None:
@@ -178,6 +190,7 @@ class Cluster:
         reason = seen.reason
         if not self.linked(row.id) and (why := self._left.get(row.id)):
             reason = f"{reason}; the link ended: {why}"
+        rules = self.settings.nodes.get(row.id, _NO_RULES)
         return Node(
             id=row.id,
             state=seen.state,
@@ -189,6 +202,9 @@ class Cluster:
             engines=row.engines,
             reports=row.reports,
             version=row.version,
+            heard=row.last_heard,
+            labels=rules.labels,
+            taints=rules.taints,
         )
 
 
@@ -209,4 +225,5 @@ async def remembered(store: Store, settings: Settings, started: float, woken: Ca
         unplaced=await store.unplaced(),
         started=started,
         woken=woken,
+        brake_released=await store.brake_released(),
     )

@@ -14,6 +14,7 @@ from attrs import evolve
 from llmgw.errors import OperatorError
 from llmgw.link.messages import DrainShard, ForgetShard, ShardCommand, StartShard, StopShard
 from llmgw.router.table import Table
+from llmgw.scheduler.brake import Brake
 from llmgw.scheduler.decide import decide
 from llmgw.scheduler.explain import Command, Decision, DrainCommand, Outcome, StartCommand, StopCommand
 from llmgw.scheduler.liveness import next_change
@@ -108,6 +109,7 @@ class Reconciler:
         self._woken = trio.Event()
         self._table = Table()
         self._decided: tuple[Decision, ...] = ()
+        self._brake: Brake | None = None
         self._log = logger("reconcile")
 
     def wake(self) -> None:
@@ -128,6 +130,7 @@ class Reconciler:
         state = self._cluster.state(now)
         self._say_nodes(state)
         outcome = decide(state, now)
+        self._say_brake(outcome)
         # A pass that repeats a decision because its effect is not reported yet decides nothing new.
         fresh = tuple(d for d in outcome.decisions if d not in self._decided)
         self._decided = outcome.decisions
@@ -192,6 +195,15 @@ class Reconciler:
                 reason=change.node.reason,
                 next=change.node.next,
             )
+
+    def _say_brake(self, outcome: Outcome) -> None:
+        if (outcome.brake is None) == (self._brake is None):
+            return
+        if outcome.brake is not None:
+            self._log.error(outcome.brake.reason)
+        else:
+            self._log.warning("the brake is off")
+        self._brake = outcome.brake
 
     def _say(self, number: int, outcome: Outcome) -> None:
         for decision in outcome.decisions:

@@ -104,6 +104,14 @@ class Store(Protocol):
         """Write a pass and return its number. Raises ``OperatorError`` when a higher epoch was taken since."""
         ...
 
+    async def brake_released(self) -> float:
+        """When an operator last released the brake, in epoch seconds; 0 if nobody ever did."""
+        ...
+
+    async def release_brake(self, epoch: int, at: float, by: str) -> int:
+        """Record that the brake is released, as a decision. Raises as :meth:`save_pass` does."""
+        ...
+
     async def unplaced(self) -> tuple[Unplaced, ...]:
         """What had no place in the newest pass."""
         ...

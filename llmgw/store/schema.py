@@ -54,6 +54,12 @@ STEPS: tuple[str, ...] = (
         FOREIGN KEY (pass, model) REFERENCES unplaced (pass, model) ON DELETE CASCADE
     ) STRICT, WITHOUT ROWID;
     """,
+    """
+    ALTER TABLE cluster ADD COLUMN brake_released REAL NOT NULL DEFAULT 0;
+    CREATE INDEX decision_of_replica ON decision (replica);
+    CREATE INDEX decision_of_model ON decision (model);
+    CREATE INDEX decision_of_node ON decision (node);
+    """,
 )
 """Step n takes the schema from version n to n + 1. A step that was ever released is never changed."""
 

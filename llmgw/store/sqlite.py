@@ -6,7 +6,7 @@ import hashlib
 import os
 import secrets
 import sqlite3
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from types import TracebackType
 from typing import Self, TypeVar
@@ -93,7 +93,9 @@ class SqliteStore:
             connection.executescript(f"BEGIN IMMEDIATE; {STEPS[number]} PRAGMA user_version = {number + 1}; COMMIT;")
         connection.execute("BEGIN IMMEDIATE")
         connection.execute(f"PRAGMA application_id = {APPLICATION_ID}")
-        connection.execute("INSERT OR IGNORE INTO cluster VALUES (1, ?, 0, 1)", (secrets.token_hex(6),))
+        connection.execute(
+            "INSERT OR IGNORE INTO cluster (only, id, epoch, next_serial) VALUES (1, ?, 0, 1)", (secrets.token_hex(6),)
+        )
         connection.execute("COMMIT")
 
     def _said(self, failed: sqlite3.Error) -> StoreError:
@@ -200,27 +202,47 @@ class SqliteStore:
         """Write everything that a pass changes, if no higher epoch was taken since."""
 
         def work(connection: sqlite3.Connection) -> int:
-            (epoch,) = connection.execute("SELECT epoch FROM cluster").fetchone()
-            if epoch != record.epoch:
-                raise StoreError(
-                    str(self._path),
-                    f"epoch {epoch} was taken since, this control plane has {record.epoch}",
-                    "only one control plane decides; stop this one",
-                )
+            number = self._begin_pass(connection, record.epoch, record.at)
             connection.execute("UPDATE cluster SET next_serial = ?", (record.next_serial,))
-            added = connection.execute("INSERT INTO pass (epoch, at) VALUES (?, ?)", (epoch, record.at))
-            number = added.lastrowid
-            assert number is not None
             connection.execute("DELETE FROM replica")
             connection.executemany("INSERT INTO replica VALUES (?, ?)", [(r.id, to_text(r)) for r in record.replicas])
-            connection.executemany(
-                "INSERT INTO decision (pass, kind, model, replica, node, reason) VALUES (?, ?, ?, ?, ?, ?)",
-                [(number, d.kind.value, d.model, d.replica, d.node, d.reason) for d in record.decisions],
-            )
+            _insert_decisions(connection, number, record.decisions)
             connection.execute("DELETE FROM unplaced")
             for item in record.unplaced:
                 _insert_unplaced(connection, number, item)
             connection.execute("DELETE FROM pass WHERE id <= ?", (number - _KEPT_PASSES,))
+            return number
+
+        return await self._write(work)
+
+    def _begin_pass(self, connection: sqlite3.Connection, ours: int, at: float) -> int:
+        (epoch,) = connection.execute("SELECT epoch FROM cluster").fetchone()
+        if epoch != ours:
+            raise StoreError(
+                str(self._path),
+                f"epoch {epoch} was taken since, this control plane has {ours}",
+                "only one control plane decides; stop this one",
+            )
+        number = connection.execute("INSERT INTO pass (epoch, at) VALUES (?, ?)", (epoch, at)).lastrowid
+        assert number is not None
+        return number
+
+    async def brake_released(self) -> float:
+        """When an operator last released the brake."""
+
+        def work(connection: sqlite3.Connection) -> float:
+            found: float = connection.execute("SELECT brake_released FROM cluster").fetchone()[0]
+            return found
+
+        return await self._read(work)
+
+    async def release_brake(self, epoch: int, at: float, by: str) -> int:
+        """Record that the brake is released."""
+
+        def work(connection: sqlite3.Connection) -> int:
+            number = self._begin_pass(connection, epoch, at)
+            connection.execute("UPDATE cluster SET brake_released = ?", (at,))
+            _insert_decisions(connection, number, (Decision(DecisionKind.BRAKE, "", "", "", f"released by {by}"),))
             return number
 
         return await self._write(work)
@@ -248,6 +270,13 @@ class SqliteStore:
 def _newest_settings(connection: sqlite3.Connection) -> SettingsRevision | None:
     found = connection.execute("SELECT * FROM settings ORDER BY revision DESC LIMIT 1").fetchone()
     return None if found is None else SettingsRevision(*found)
+
+
+def _insert_decisions(connection: sqlite3.Connection, number: int, decisions: Iterable[Decision]) -> None:
+    connection.executemany(
+        "INSERT INTO decision (pass, kind, model, replica, node, reason) VALUES (?, ?, ?, ?, ?, ?)",
+        [(number, d.kind.value, d.model, d.replica, d.node, d.reason) for d in decisions],
+    )
 
 
 def _insert_unplaced(connection: sqlite3.Connection, number: int, item: Unplaced) -> None:

@@ -23,6 +23,7 @@ class ControlPlaneMetrics:
         )
         self._shards = Gauge("llmgw_shards", "Shards by reported state", ["state"], registry=self.registry)
         self._unplaced = Gauge("llmgw_unplaced", "Replicas without a place", ["model"], registry=self.registry)
+        self._brake = Gauge("llmgw_brake", "1 while nothing is replaced, see llmgw ctl brake", registry=self.registry)
         self._decisions = Counter("llmgw_decisions", "Decisions by kind", ["kind"], registry=self.registry)
         self._pass = Histogram(
             "llmgw_reconcile_pass_seconds",
@@ -51,6 +52,7 @@ class ControlPlaneMetrics:
         self._unplaced.clear()
         for unplaced in outcome.unplaced:
             self._unplaced.labels(unplaced.model).set(unplaced.wanted - unplaced.running)
+        self._brake.set(outcome.brake is not None)
         for decision in outcome.decisions:
             self._decisions.labels(decision.kind.value).inc()
 
