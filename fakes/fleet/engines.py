@@ -54,7 +54,7 @@ def make_fate(draw: random.Random, *, well: bool) -> Fate:
     dying = draw.choice((0.1, 2.0, 20.0))
     deaf = not well and draw.random() < 0.15
     if roll < 0.06:
-        final = Diagnosis("the model does not fit", "use more devices", True) if draw.random() < 0.3 else None
+        final = Diagnosis("no-fit", "it does not fit", "use more devices", True, "out of memory") if draw.random() < 0.3 else None
         return Fate(boot, load, dies_loading=True, exit=_exit(draw), diagnosis=final)
     if roll < 0.10:
         return Fate(boot, load, stuck=draw.choice((Phase.BOOTING, Phase.LOADING)), deaf_to_term=deaf, dying_s=dying)
@@ -69,7 +69,10 @@ def _exit(draw: random.Random) -> Exit:
 
 @define(eq=False)
 class Engine:
-    """One process of one start of one shard. ``changed`` is replaced at every change."""
+    """One process of one start of one shard. ``changed`` is replaced at every change.
+
+    Once it is ``well`` nothing dies of itself any more; what is stuck or hung stays so until somebody sees to it.
+    """
 
     command: StartShard
     node: str
@@ -77,8 +80,10 @@ class Engine:
     rendezvous: Address | None
     fate: Fate
     pid: int
+    uuids: tuple[str, ...]
     peers: Callable[[Engine], list[Engine]]
     poke: Callable[[Engine], None]
+    well: Callable[[], bool]
     phase: Phase = Phase.BOOTING
     progress: float = 0.0
     hung: bool = False
@@ -155,7 +160,7 @@ class Engine:
         self.progress = 0.5
         self.stir()
         await trio.sleep(fate.load_s / 2)
-        if fate.dies_loading:
+        if fate.dies_loading and not self.well():
             self.diagnosis = fate.diagnosis
             self.kill(fate.exit)
             return
@@ -170,6 +175,8 @@ class Engine:
         if self.command.rank == 0:
             self._move(Phase.SERVING)
         await trio.sleep(fate.serves_s)
+        if self.well():
+            await trio.sleep_forever()
         self.kill(fate.exit)
 
     async def _spend(self, seconds: float, phase: Phase) -> None:

@@ -72,7 +72,7 @@ class Hardware:
 
     def _carve(self, card: int) -> list[Device]:
         layout = self._source.choice(_LAYOUTS)
-        made = []
+        made: list[Device] = []
         for index, (profile, total) in enumerate(layout):
             self._carved += 1
             # Now and then two compute instances share one GPU instance, and so its memory.
@@ -125,7 +125,8 @@ class Hardware:
         )
 
     def _read(self, device: Device, busy: Mapping[str, int]) -> Device:
-        used, processes = 1, ()  # type: int, tuple[DeviceProcess, ...]
+        used = 1
+        processes: tuple[DeviceProcess, ...] = ()
         pid = busy.get(device.uuid)
         if pid is not None or device.uuid in self.held:
             used = (device.total_mib or 0) * 7 // 10

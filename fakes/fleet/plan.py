@@ -12,7 +12,13 @@ from llmgw.settings.catalog import EngineKind, Limits, Model, Profile
 from .machines import KINDS, Kind
 
 HOUR = 3600.0
-DAY = 24 * HOUR
+
+HEARTBEAT_S = 60.0
+"""Heartbeats and quiet passes are most of what happens: they are as much rarer than usual, and so is all that is
+measured in them."""
+
+_MOST_NODES = 12
+_BURST_EVERY = 1.5 * HOUR
 
 
 @frozen
@@ -69,17 +75,22 @@ FAULTS: Sequence[tuple[str, int]] = (
     ("store", 4),
     ("engine-dies", 9),
     ("engine-hangs", 5),
-    ("reports-again", 4),
+    ("shim-stuck", 4),
     ("reinstalled", 2),
 )
 """What can go wrong, and how often it does."""
 
 
-def make_plan(seed: int, most_nodes: int = 12) -> Plan:
-    """The fleet of a seed. Small fleets are common and large ones rare: most faults need few nodes to show."""
+def make_plan(seed: int, *, hours: float | None = None) -> Plan:
+    """The fleet of a seed. Small fleets are common and large ones rare: most faults need few nodes to show.
+
+    ``hours`` is for how long things go wrong; without it the seed says that too.
+    """
     draw = random.Random(f"plan {seed}")
-    count = min(most_nodes, 1 + int(draw.expovariate(1 / 2.2)))
-    length = draw.uniform(1, 3) * DAY if count < 6 else draw.uniform(1, 1.5) * DAY
+    count = min(_MOST_NODES, 1 + int(draw.expovariate(1 / 2.2)))
+    length = draw.uniform(2, 8) * HOUR
+    if hours is not None:
+        length = hours * HOUR
     kinds = draw.choices(list(KINDS.values()), k=draw.randint(1, 2))
     fabrics = draw.choice(((None,), ("rack-1",), ("rack-1",), ("rack-1", "rack-2")))
     nodes = []
@@ -88,16 +99,14 @@ def make_plan(seed: int, most_nodes: int = 12) -> Plan:
         engines = (EngineKind.VLLM,) if draw.random() < 0.9 else (EngineKind.VLLM, EngineKind.LLAMACPP)
         nodes.append(NodePlan(f"n{number:02d}", kind, draw.choice(fabrics) if kind.ports else None, engines))
     models = tuple(make_model(draw, f"m{n}", nodes) for n in range(draw.randint(1, 3)))
-    # Heartbeats are most of what happens: so many of them a run, in the proportions of the real times.
-    heartbeat = max(30.0, count * length / 250)
-    return Plan(seed, length, heartbeat, tuple(nodes), models, _faults(draw, length))
+    return Plan(seed, length, HEARTBEAT_S, tuple(nodes), models, _faults(draw, length))
 
 
 def _faults(draw: random.Random, length: float) -> tuple[FaultPlan, ...]:
     """Bursts: what goes wrong together is what finds faults, and the quiet between lets them show."""
     names, weights = zip(*FAULTS, strict=True)
     found = []
-    for _ in range(draw.randint(2, 6)):
+    for _ in range(max(2, round(draw.uniform(0.5, 1.5) * length / _BURST_EVERY))):
         at = draw.uniform(600, length * 0.9)
         for _ in range(draw.randint(1, 4)):
             found.append(FaultPlan(at, draw.choices(names, weights)[0], draw.getrandbits(32)))

@@ -12,11 +12,13 @@ from llmgw.agent.shard import (
     Action,
     DrainAsked,
     Ended,
+    KeepStacks,
     Kill,
     Observation,
     Probed,
     Progressed,
     Shard,
+    StacksKept,
     StopAsked,
     Terminate,
     Tick,
@@ -67,6 +69,7 @@ class Supervisor:
         self.shard = shard
         self._node = node
         self._changed = changed
+        self._stacks_wanted = False
 
     def report(self) -> ShardReport:
         """What goes up to the control plane."""
@@ -99,10 +102,12 @@ class Supervisor:
 
     def drain(self, reason: str) -> None:
         """The router sends nothing new here."""
+        self._node.obey()
         self.observe(DrainAsked(reason))
 
     def stop(self, reason: str, grace_s: float) -> None:
         """End the engine."""
+        self._node.obey()
         self.observe(StopAsked(reason, grace_s))
 
     async def run(self) -> None:
@@ -111,9 +116,18 @@ class Supervisor:
         assert engine is not None
         while True:
             changed, jumped = engine.changed, self._node.clock_changed
+            if engine.exit is not None:
+                # Its devices are read again before its end is told: who is placed next must find them free.
+                await self._node.moment()
+                self._node.read_hardware()
             self.look()
             if self.shard.state.ended:
                 return
+            if self._stacks_wanted:
+                self._stacks_wanted = False
+                await self._node.moment()
+                self.observe(StacksKept())
+                continue
             due = float("inf")
             if self.shard.deadline is not None:
                 due = trio.current_time() + max(0.0, self.shard.deadline - self._node.clock()) + _EARLY_S
@@ -136,7 +150,7 @@ class Supervisor:
             self.observe(Progressed("loading weights", engine.progress))
         elif engine.phase is Phase.LOADED:
             self.observe(Progressed("loaded", 1.0, rank > 0))
-        elif engine.phase is Phase.SERVING and not self.shard.state is ShardState.STOPPING:
+        elif engine.phase is Phase.SERVING and self.shard.state is not ShardState.STOPPING:
             self.observe(Probed(True, True, ""))
             self.observe(Worked(1, 1.0) if engine.hung else Worked(0, 1.0))
         self.observe(Tick())
@@ -160,6 +174,8 @@ class Supervisor:
         if engine is None:
             return
         match action:
+            case KeepStacks():
+                self._stacks_wanted = True
             case Terminate():
                 engine.terminate()
             case Kill():
@@ -211,7 +227,6 @@ class Shards:
             limits = command.profile.limits
             shard = adopted(record.state, command.model, limits, now, record.since, command.rank)
             supervisor = self._known[key] = Supervisor(record, shard, self._node, self._changed)
-            supervisor.look()
             nursery.start_soon(supervisor.run)
             return
         exit_ = engine.exit or Exit()
@@ -226,9 +241,10 @@ class Shards:
         """Launch an engine. Raises :class:`OperatorError`."""
         await trio.lowlevel.checkpoint()
         node = self._node
+        node.obey()
         if self._nursery is None:
             raise OperatorError(command.shard, "the agent is stopping")
-        if command.profile.engine not in node.plan.engines:
+        if command.profile.engine not in node.installed:
             raise OperatorError(f"engine {command.profile.engine.value}", f"is not installed on {node.id}")
         devices = self._devices(command, inventory)
         self._refuse_held(devices, inventory)
@@ -249,6 +265,7 @@ class Shards:
         supervisor = self._known[key] = Supervisor(record, shard, node, self._changed)
         node.records[key] = record
         await node.moment()
+        await trio.lowlevel.checkpoint_if_cancelled()  # a process that was killed starts nothing
         record.engine = node.launch(command, port, rendezvous, uuids)
         await node.moment()
         self._changed(supervisor.report())
@@ -281,6 +298,7 @@ class Shards:
     async def forget(self, shard: str, generation: int) -> None:
         """Drop an ended shard's record. Raises :class:`OperatorError` while it has not ended."""
         await trio.lowlevel.checkpoint()
+        self._node.obey()
         supervisor = self._known.get((shard, generation))
         if supervisor is None:
             return

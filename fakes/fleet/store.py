@@ -27,6 +27,7 @@ class Disk:
         self.passes = 0
         self.decisions = 0
         self.trouble = ""
+        self.brake_released = 0.0
 
 
 class MemoryStore:
@@ -109,6 +110,16 @@ class MemoryStore:
             disk.decisions += len(record.decisions)
             await self._moment()
             return disk.passes
+
+    async def brake_released(self) -> float:
+        await self._moment()
+        return self._disk.brake_released
+
+    async def release_brake(self, epoch: int, at: float, by: str) -> int:
+        async with self._turn:
+            await self._moment()
+            self._disk.brake_released = at
+            return self._disk.passes
 
     async def unplaced(self) -> tuple[Unplaced, ...]:
         await self._moment()

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import contextlib
+from collections import Counter
 from collections.abc import Callable
 
 import trio
 from trio.testing import MemoryReceiveStream, MemorySendStream
+
+from llmgw.settings.daemon import Address
 
 
 class _OneWay:
@@ -51,10 +54,11 @@ class _OneWay:
 
 
 class Wire:
-    """One connection of ``node``; ``gone`` is called when both ends are closed."""
+    """One connection of ``node`` with ``plane``; ``gone`` is called when both ends are closed."""
 
-    def __init__(self, node: str, latency_s: float, gone: Callable[[Wire], None]) -> None:
+    def __init__(self, node: str, plane: Address, latency_s: float, gone: Callable[[Wire], None]) -> None:
         self.node = node
+        self.plane = plane
         self.latency_s = latency_s
         self.is_cut = False
         self._gone = gone
@@ -79,3 +83,51 @@ class Wire:
         """From now on what is sent in these directions vanishes."""
         self._up.dropped |= up
         self._down.dropped |= down
+
+
+class Wires:
+    """Every open connection, and what the network is like."""
+
+    def __init__(self) -> None:
+        self.open: list[Wire] = []
+        self._blocked: Counter[str] = Counter()
+        self._latency_s: dict[str, float] = {}
+
+    def add(self, node: str, plane: Address) -> Wire:
+        """A new connection."""
+        wire = Wire(node, plane, self._latency_s.get(node, 0.0), self.open.remove)
+        self.open.append(wire)
+        return wire
+
+    def of(self, node: str | None = None, plane: Address | None = None) -> list[Wire]:
+        """The connections of a node, or with a control plane."""
+        return [w for w in self.open if node in (None, w.node) and plane in (None, w.plane)]
+
+    def cut(self, node: str | None = None, plane: Address | None = None) -> None:
+        """Both ends see the end, as they do when a process dies."""
+        for wire in self.of(node, plane):
+            wire.cut()
+
+    def silence(self, node: str, *, up: bool = True, down: bool = True) -> None:
+        """Nothing comes through the present connections any more, and nobody is told."""
+        for wire in self.of(node):
+            wire.drop(up=up, down=down)
+
+    def block(self, node: str) -> None:
+        """Nothing comes through, nor can a new connection be made, until it is unblocked as often."""
+        self._blocked[node] += 1
+        self.silence(node)
+
+    def unblock(self, node: str) -> None:
+        """New connections can be made again."""
+        self._blocked[node] -= 1
+
+    def blocked(self, node: str) -> bool:
+        """Whether the node cannot connect."""
+        return self._blocked[node] > 0
+
+    def slow(self, node: str, latency_s: float) -> None:
+        """What the node sends and is sent takes this long from now on."""
+        self._latency_s[node] = latency_s
+        for wire in self.of(node):
+            wire.latency_s = latency_s
