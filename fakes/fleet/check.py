@@ -16,9 +16,10 @@ from .world import World
 
 def unmet(world: World) -> str:
     """What is not as it should be once no fault is left and enough time has passed; empty when all is."""
-    if len(world.planes) != 1 or world.planes[0].cluster is None:
-        return f"{len(world.planes)} control planes"
-    plane = world.planes[0]
+    planes = [p for p in world.planes if not p.over]
+    if len(planes) != 1 or planes[0].cluster is None:
+        return f"{len(planes)} control planes"
+    plane = planes[0]
     for judge in (_heard, _quiet, _served, _nothing_extra, _placed):
         if why := judge(world, plane):
             return why
