@@ -123,11 +123,11 @@ async def _settle(world: World) -> float:
 
 async def _rest(world: World) -> None:
     """What has settled stays as it is."""
-    passes, launches = world.disk.passes, world.launches
+    decisions, launches = world.disk.decisions, world.launches
     await trio.sleep(_REST_S)
     if why := unmet(world):
         world.fail("what has settled stays", why)
-    if (world.disk.passes, world.launches) != (passes, launches):
+    if (world.disk.decisions, world.launches) != (decisions, launches):
         world.fail("what has settled stays", "something was decided though nothing happened")
     await trio.lowlevel.checkpoint()
 

@@ -104,11 +104,18 @@ class Supervisor:
         """The router sends nothing new here."""
         self._node.obey()
         self.observe(DrainAsked(reason))
+        self._stir()
 
     def stop(self, reason: str, grace_s: float) -> None:
         """End the engine."""
         self._node.obey()
         self.observe(StopAsked(reason, grace_s))
+        self._stir()
+
+    def _stir(self) -> None:
+        """There may be another deadline to wait for."""
+        if self.record.engine is not None:
+            self.record.engine.stir()
 
     async def run(self) -> None:
         """Watch until the shard has ended: at every change of the engine, and when a deadline is due."""
