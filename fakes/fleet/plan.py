@@ -13,10 +13,11 @@ from .machines import KINDS, Kind
 
 HOUR = 3600.0
 
-HEARTBEAT_S = 60.0
-"""Heartbeats and quiet passes are most of what happens: they are as much rarer than usual, and so is all that is
-measured in them."""
+HEARTBEATS_S = (60.0, 180.0)
+"""Heartbeats and quiet passes are most of what happens, and find nothing: they are rarer than usual, the more so the
+more of them there would be, and so is all that is measured in them."""
 
+_BEATS = 300
 _MOST_NODES = 12
 _BURST_EVERY = 1.5 * HOUR
 
@@ -99,7 +100,9 @@ def make_plan(seed: int, *, hours: float | None = None) -> Plan:
         engines = (EngineKind.VLLM,) if draw.random() < 0.9 else (EngineKind.VLLM, EngineKind.LLAMACPP)
         nodes.append(NodePlan(f"n{number:02d}", kind, draw.choice(fabrics) if kind.ports else None, engines))
     models = tuple(make_model(draw, f"m{n}", nodes) for n in range(draw.randint(1, 3)))
-    return Plan(seed, length, HEARTBEAT_S, tuple(nodes), models, _faults(draw, length))
+    least, most = HEARTBEATS_S
+    heartbeat = min(most, max(least, count * length / _BEATS))
+    return Plan(seed, length, heartbeat, tuple(nodes), models, _faults(draw, length))
 
 
 def _faults(draw: random.Random, length: float) -> tuple[FaultPlan, ...]:

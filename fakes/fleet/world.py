@@ -50,7 +50,7 @@ class World:
         self._root = root
         beat = plan.heartbeat_s
         self.tick_s = beat
-        self.limits = LinkLimits(ping_s=beat, silence_s=3 * beat)
+        self.limits = LinkLimits(ping_s=1.2 * beat, silence_s=3 * beat)
         liveness = Liveness(beat, 3 * beat, 12 * beat, brake_window_s=12 * beat)
         self.settings = Settings(models=plan.models, liveness=liveness)
         self.nodes = {node.id: Node(node, self, at) for at, node in enumerate(plan.nodes)}

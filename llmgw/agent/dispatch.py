@@ -70,6 +70,8 @@ class Dispatch:
         except OperatorError as refused:
             self._log.warning("command refused", command=command.command, reason=str(refused))
             result = CommandResult(command.command, False, f"{refused.thing}: {refused.reason}", refused.remedy)
+        if not result.accepted and not isinstance(command, StartShard):
+            return result  # what keeps its record may be gone when it is asked again
         self._results[command.command] = result
         while len(self._results) > _REMEMBERED:
             self._results.popitem(last=False)
