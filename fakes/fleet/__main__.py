@@ -21,7 +21,11 @@ _CHUNK = 4
 @click.command(context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100})
 @click.option("--seeds", type=click.IntRange(1), help="How many seeds to run.  [default: 200, or 1 with --seed]")
 @click.option("--seed", type=click.IntRange(0), help="The first seed, or the only one.  [default: 0]")
-@click.option("--hours", type=click.FloatRange(0, min_open=True), help="Virtual hours in which things go wrong, instead of the seed's own 2 to 8.")
+@click.option(
+    "--hours",
+    type=click.FloatRange(0, min_open=True),
+    help="Virtual hours in which things go wrong, instead of the seed's own 2 to 6.",
+)
 @click.option("--jobs", type=click.IntRange(1), default=os.cpu_count() or 1, help="Processes.  [default: one a core]")
 @click.option("-v", "--verbose", is_flag=True, help="Print the whole trace as it happens; of one seed only.")
 def main(seeds: int | None, seed: int | None, hours: float | None, jobs: int, verbose: bool) -> None:

@@ -54,7 +54,11 @@ def make_fate(draw: random.Random, *, well: bool) -> Fate:
     dying = draw.choice((0.1, 2.0, 20.0))
     deaf = not well and draw.random() < 0.15
     if roll < 0.06:
-        final = Diagnosis("no-fit", "it does not fit", "use more devices", True, "out of memory") if draw.random() < 0.3 else None
+        final = (
+            Diagnosis("no-fit", "it does not fit", "use more devices", True, "out of memory")
+            if draw.random() < 0.3
+            else None
+        )
         return Fate(boot, load, dies_loading=True, exit=_exit(draw), diagnosis=final)
     if roll < 0.10:
         return Fate(boot, load, stuck=draw.choice((Phase.BOOTING, Phase.LOADING)), deaf_to_term=deaf, dying_s=dying)

@@ -1,4 +1,4 @@
-"""A simulated node: a machine with a disk and engines, and the real agent's link and dispatch in one life after another."""
+"""A simulated machine with its disk and engines, and the real agent's link and dispatch, one life after another."""
 
 from __future__ import annotations
 
@@ -131,9 +131,7 @@ class Node:
         taken = {e.port for e in self.engines}
         return taken | {e.rendezvous.port for e in self.engines if e.rendezvous is not None and e.command.rank == 0}
 
-    def launch(
-        self, command: StartShard, port: int, rendezvous: Address | None, uuids: tuple[str, ...]
-    ) -> Engine:
+    def launch(self, command: StartShard, port: int, rendezvous: Address | None, uuids: tuple[str, ...]) -> Engine:
         """Start an engine's process."""
         self._pids += 1
         engine = Engine(

@@ -17,7 +17,7 @@ HEARTBEATS_S = (60.0, 180.0)
 """Heartbeats and quiet passes are most of what happens, and find nothing: they are rarer than usual, the more so the
 more of them there would be, and so is all that is measured in them."""
 
-_BEATS = 300
+_BEATS = 200
 _MOST_NODES = 12
 _BURST_EVERY = 1.5 * HOUR
 
@@ -89,7 +89,7 @@ def make_plan(seed: int, *, hours: float | None = None) -> Plan:
     """
     draw = random.Random(f"plan {seed}")
     count = min(_MOST_NODES, 1 + int(draw.expovariate(1 / 2.2)))
-    length = draw.uniform(2, 8) * HOUR
+    length = draw.uniform(2, 6) * HOUR
     if hours is not None:
         length = hours * HOUR
     kinds = draw.choices(list(KINDS.values()), k=draw.randint(1, 2))

@@ -11,7 +11,8 @@ from llmgw.errors import PeerError
 from llmgw.link.messages import Refused, Register
 from llmgw.link.server import attend
 from llmgw.router.table import Table
-from llmgw.scheduler.state import Goal
+from llmgw.scheduler.explain import Outcome
+from llmgw.scheduler.state import ClusterState, Goal
 from llmgw.server.agents import Agents
 from llmgw.server.cluster import Cluster, remembered
 from llmgw.server.reconcile import Reconciler
@@ -21,6 +22,13 @@ from llmgw.telemetry.metrics import ControlPlaneMetrics
 
 if TYPE_CHECKING:
     from .world import World
+
+
+class _Unmeasured(ControlPlaneMetrics):
+    """Metrics that nobody reads would cost more than the passes that they are about."""
+
+    def observe_pass(self, seconds: float, state: ClusterState, outcome: Outcome) -> None:
+        """Take in nothing."""
 
 
 class Plane:
@@ -45,7 +53,7 @@ class Plane:
                 agents = Agents(cluster, store, world.clock)
                 started = int(world.clock())
                 reconciler = Reconciler(
-                    cluster, store, agents, self._push, world.clock, ControlPlaneMetrics(), started, world.tick_s
+                    cluster, store, agents, self._push, world.clock, _Unmeasured(), started, world.tick_s
                 )
                 self.cluster, self._agents, self._reconciler = cluster, agents, reconciler
                 cluster.use_settings(world.settings)  # they may have been edited while it took its epoch

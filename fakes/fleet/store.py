@@ -50,8 +50,8 @@ class MemoryStore:
     ) -> None:
         return None
 
-    async def _moment(self) -> None:
-        if self._source.random() < 0.2:
+    async def _moment(self, often: float = 0.2) -> None:
+        if self._source.random() < often:
             await trio.sleep(self._source.choice((0.001, 0.02, 0.3)))
         else:
             await trio.lowlevel.checkpoint()
@@ -85,10 +85,10 @@ class MemoryStore:
 
     async def save_node(self, row: NodeRow) -> None:
         async with self._turn:
-            await self._moment()
+            await self._moment(0.05)
             self._check_writable()
             self._disk.nodes = {**self._disk.nodes, row.id: row}
-            await self._moment()
+            await self._moment(0.05)
 
     async def replicas(self) -> tuple[tuple[Replica, ...], int]:
         await self._moment()
