@@ -3,7 +3,8 @@
 python -m fakes.fleet --seed N
 """
 
-from .plan import Plan, make_plan
-from .run import Outcome, run
+from .kit import Kit
+from .outcome import Outcome
+from .run import run
 
-__all__ = ["Outcome", "Plan", "make_plan", "run"]
+__all__ = ["Kit", "Outcome", "run"]

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import sys
-import time
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from functools import partial
@@ -12,9 +11,9 @@ from multiprocessing import get_context
 
 import click
 
-from .run import Outcome, run
+from .outcome import Outcome, tell
+from .run import run
 
-_TOLD = 5
 _CHUNK = 4
 
 
@@ -56,17 +55,7 @@ def main(seeds: int | None, seed: int | None, hours: float | None, jobs: int, ve
     count = seeds if seeds is not None else 200 if seed is None else 1
     if verbose and count > 1:
         raise click.UsageError("-v prints the trace of one seed; give --seed S without --seeds.")
-    began = time.monotonic()
-    failed = 0
-    outcomes = []
-    for outcome in _outcomes(range(first, first + count), hours, jobs, verbose=verbose):
-        outcomes.append(outcome)
-        if outcome.failure:
-            failed += 1
-            if failed <= _TOLD:
-                _tell(outcome, hours, trace=not verbose)
-    _summary(outcomes, time.monotonic() - began)
-    sys.exit(1 if failed else 0)
+    sys.exit(tell(_outcomes(range(first, first + count), hours, jobs, verbose=verbose), hours, told=verbose))
 
 
 def _outcomes(seeds: Sequence[int], hours: float | None, jobs: int, *, verbose: bool) -> Iterator[Outcome]:
@@ -76,29 +65,6 @@ def _outcomes(seeds: Sequence[int], hours: float | None, jobs: int, *, verbose: 
         return
     with ProcessPoolExecutor(min(jobs, len(seeds)), get_context("spawn")) as pool:
         yield from pool.map(one, seeds, chunksize=_CHUNK)
-
-
-def _tell(outcome: Outcome, hours: float | None, *, trace: bool) -> None:
-    if trace:
-        print("\n".join(outcome.last))
-    again = "" if hours is None else f" --hours {hours:g}"
-    print(f"seed {outcome.seed} failed: {outcome.failure}")
-    print(f"see all of it with: python -m fakes.fleet --seed {outcome.seed}{again} -v\n", flush=True)
-
-
-def _summary(outcomes: Sequence[Outcome], seconds: float) -> None:
-    failed = [o.seed for o in outcomes if o.failure]
-    days = sum(o.length_s for o in outcomes) / 86400
-    many = f"{len(outcomes)} seed{'s' if len(outcomes) != 1 else ''}"
-    print(
-        f"{many}, {days:.1f} days of virtual time, {sum(o.launches for o in outcomes)} engines started, "
-        f"{sum(o.events for o in outcomes)} events, {seconds:.1f} s"
-    )
-    slowest = max((o for o in outcomes if not o.failure), key=lambda o: o.settled_s, default=None)
-    if slowest is not None:
-        print(f"slowest to settle after the faults: seed {slowest.seed}, {slowest.settled_s / 60:.0f} min")
-    some = ", ".join(map(str, failed[:20])) + (" …" if len(failed) > 20 else "")
-    print(f"{len(failed)} failed: {some}" if failed else "everything held")
 
 
 if __name__ == "__main__":

@@ -14,6 +14,7 @@ from llmgw.link.messages import StartShard
 from llmgw.scheduler.state import Exit
 from llmgw.settings.daemon import Address
 
+_CLEAN, _UNSEEN, _KILLED = Exit(0), Exit(), Exit(signal=9)
 _JOIN_S = 600.0
 """Rank 0 waits this long for the other ranks."""
 
@@ -41,7 +42,7 @@ class Fate:
     stuck: Phase | None = None
     dies_loading: bool = False
     serves_s: float = float("inf")
-    exit: Exit = Exit(0)
+    exit: Exit = _CLEAN
     diagnosis: Diagnosis | None = None
     deaf_to_term: bool = False
     dying_s: float = 1.0
@@ -96,7 +97,7 @@ class Engine:
     changed: trio.Event = field(factory=trio.Event)
     _end: trio.Event = field(factory=trio.Event)
     _ending: bool = False
-    _told: Exit = Exit()
+    _told: Exit = _UNSEEN
 
     @property
     def alive(self) -> bool:
@@ -118,7 +119,7 @@ class Engine:
         if not self.fate.deaf_to_term:
             self.kill(Exit(signal=15))
 
-    def kill(self, exit_: Exit = Exit(signal=9)) -> None:  # noqa: B008 - a frozen value
+    def kill(self, exit_: Exit = _KILLED) -> None:
         """End it, after the time that it takes to die."""
         if not self._ending:
             self._ending = True

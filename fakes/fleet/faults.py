@@ -260,6 +260,11 @@ async def _takeover(world: World, draw: random.Random) -> None:
         if not free:
             return
         world.start_plane(free[0])
+        for _ in range(draw.choice((0, 0, 1, 2, 6))):
+            # An agent that has to connect anew finds the other one of the two.
+            await trio.sleep(draw.uniform(0, 120))
+            for node in _some(world, draw):
+                world.wires.cut(node.id)
         await _last(draw)
         for plane in old:
             draw.choice((plane.stop, plane.kill))()

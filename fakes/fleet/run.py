@@ -7,11 +7,11 @@ import traceback
 from functools import partial
 
 import trio
-from attrs import frozen
 
 from .check import unmet
 from .faults import befall
 from .kit import Kit
+from .outcome import Outcome
 from .plan import Plan, make_plan
 from .trace import Trace, logs_into, repeatable
 from .world import World
@@ -26,24 +26,6 @@ the ranks to meet, the longest load and the longest drain; twice, for what is re
 _LOOK_S = 60.0
 _REST_S = 1800.0
 _STOP_S = 5.0
-
-
-@frozen
-class Outcome:
-    """How a run went: ``failure`` names the invariant and what broke it, and is empty when all held.
-
-    ``digest`` is the same for two runs that were the same. Times are virtual seconds.
-    """
-
-    seed: int
-    failure: str
-    digest: str
-    events: int
-    launches: int
-    passes: int
-    length_s: float
-    settled_s: float
-    last: tuple[str, ...]
 
 
 def run(seed: int, *, hours: float | None = None, kit: Kit | None = None, echo: bool = False) -> Outcome:
