@@ -119,10 +119,14 @@ def _placed(world: World, plane: Plane) -> str:
 
 
 def _room(world: World, model: Model) -> str:
-    """Where one more replica could go; plain counting, which has nothing in common with the scheduler's way."""
+    """Where one more replica could go, if need be in place of less important ones.
+
+    Plain counting, which has nothing in common with the scheduler's way.
+    """
+    lower = frozenset(m.name for m in world.settings.models if m.priority < model.priority)
     for profile in model.profiles:
         for device_class in profile.device_class:
-            able = [n for n in world.nodes.values() if _fits(n, profile, device_class)]
+            able = [n for n in world.nodes.values() if _fits(n, profile, device_class, lower)]
             if profile.nodes == 1 and able:
                 return able[0].id
             for label in ("rack-1", "rack-2"):
@@ -135,11 +139,12 @@ def _room(world: World, model: Model) -> str:
     return ""
 
 
-def _fits(node: Node, profile: Profile, device_class: str) -> bool:
+def _fits(node: Node, profile: Profile, device_class: str, lower: frozenset[str]) -> bool:
     if profile.engine not in node.installed:
         return False
     truth = node.truth()
-    taken: list[Device] = [d for e in node.engines for u in e.uuids if (d := truth.by_uuid(u)) is not None]
+    held = [u for e in node.engines if e.command.model not in lower for u in e.uuids]
+    taken: list[Device] = [d for u in held if (d := truth.by_uuid(u)) is not None]
     free = [
         d
         for d in truth.devices

@@ -32,6 +32,7 @@ if TYPE_CHECKING:
 
 _READ_AFTER_S = 1.0
 _NOTICED_S = 60.0
+_DISTURBED = 0.1
 
 
 @define(eq=False)
@@ -59,6 +60,7 @@ class WatchedDispatch(Dispatch):
     async def run(self, command: ShardCommand) -> CommandResult:
         """Do one command."""
         self._node.carrying = command.epoch
+        self._node.disturb()
         result = await super().run(command)
         said = "done" if result.accepted else f"refused: {result.reason}"
         self._node.say(f"{command.command} of epoch {command.epoch}: {said}")
@@ -197,6 +199,20 @@ class Node:
     def say(self, what: str) -> None:
         """Into the trace."""
         self.world.trace.say(f"{self.id} {what}")
+
+    def disturb(self) -> None:
+        """Now and then the link or the agent ends just while a command is being carried out."""
+        world = self.world
+        if world.well or world.draw.random() > _DISTURBED:
+            return
+
+        async def strike() -> None:
+            await trio.sleep(world.draw.choice((0.0, 0.001, 0.01, 0.1, 0.3)))
+            world.wires.cut(self.id)
+            if world.draw.random() < 0.5:
+                self.end_agent()
+
+        world.daemons.start_soon(strike)
 
     def obey(self) -> None:
         """Somebody's command takes effect: it must be nobody's who was replaced."""

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 from attrs import frozen
 
-from llmgw.settings.catalog import EngineKind, Limits, Model, Profile
+from llmgw.settings.catalog import EngineKind, Limits, Model, Packing, PlacementRules, Profile, Update
 
 from .machines import KINDS, Kind
 
@@ -19,7 +19,7 @@ more of them there would be, and so is all that is measured in them."""
 
 _BEATS = 200
 _MOST_NODES = 12
-_BURST_EVERY = 1.5 * HOUR
+_BURST_EVERY = 1.0 * HOUR
 
 
 @frozen
@@ -120,7 +120,14 @@ def _faults(draw: random.Random, length: float) -> tuple[FaultPlan, ...]:
 def make_model(draw: random.Random, name: str, nodes: Sequence[NodePlan]) -> Model:
     """A model that some node of the fleet could run, most of the time."""
     profiles = tuple(make_profile(draw, f"p{n}", nodes) for n in range(draw.choice((1, 1, 1, 2))))
-    return Model(name, profiles, draw.choice((0, 1, 1, 1, 2, 2, 3)))
+    return Model(
+        name,
+        profiles,
+        draw.choice((0, 1, 1, 1, 2, 2, 3)),
+        placement=PlacementRules(policy=draw.choice((Packing.PACK, Packing.SPREAD))),
+        priority=draw.choice((0, 0, 0, 5, 10)),
+        update=draw.choice((Update.SURGE, Update.SURGE, Update.REPLACE)),
+    )
 
 
 def make_profile(draw: random.Random, name: str, nodes: Sequence[NodePlan]) -> Profile:
