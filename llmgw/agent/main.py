@@ -55,7 +55,7 @@ async def _main(config: AgentConfig) -> None:
     dispatch = Dispatch(shards, epoch, inventory)
     dial = partial(connect, tls=config.tls, trust_domain=config.trust_domain)
     backoff = Backoff(random.Random())  # noqa: S311 - jitter, not a secret
-    link = Link(config, dial, shards.reports, dispatch, inventory, epoch, outbox, backoff, time.time)
+    link = Link(config, dial, shards.reports, dispatch, inventory, epoch, outbox, backoff, time.time, shards.loads)
     async with trio.open_nursery() as root:
         await root.start(_signals, root.cancel_scope)
         await root.start(shards.run)

@@ -6,8 +6,8 @@ import trio
 from attrs import frozen
 
 from llmgw.agent.records import Record
-from llmgw.agent.shard import Probed, Worked
-from llmgw.engines.activity import activity
+from llmgw.agent.shard import Probed
+from llmgw.engines.activity import Activity, activity
 from llmgw.router.http1 import MAX_HEAD_BYTES, BadMessage, ChunkDecoder, parse_response
 
 METRICS_PATH = "/metrics"
@@ -70,10 +70,9 @@ async def probe(record: Record) -> Probed:
     return Probed(healthy=True, listed=listed, said="")
 
 
-async def work_of(record: Record) -> Worked | None:
+async def work_of(record: Record) -> Activity | None:
     """What the engine's metrics say of its work; ``None`` where it has none, or does not answer."""
     page = await get(record.host, record.port, METRICS_PATH, record.api_key, record.probe_timeout_s)
     if page is None or page.status != 200:
         return None
-    found = activity(record.profile.engine, page.body.decode(errors="replace"))
-    return None if found is None else Worked(found.running, found.work)
+    return activity(record.profile.engine, page.body.decode(errors="replace"))

@@ -34,6 +34,7 @@ from llmgw.link.messages import (
     Welcome,
 )
 from llmgw.link.session import LinkRefused, PeerGone, Session
+from llmgw.scheduler.scale import EngineLoad
 from llmgw.scheduler.state import ShardReport
 from llmgw.settings.daemon import Address, AgentConfig
 from llmgw.telemetry.logging import logger
@@ -101,7 +102,7 @@ class Outbox:
 class Link:
     """Keeps one session with a control plane, whichever of them will have us.
 
-    ``reports`` and ``inventory`` are asked for the shards and the hardware as they are now.
+    ``reports``, ``inventory`` and ``loads`` are asked for the shards, the hardware and the engines' work of now.
     """
 
     def __init__(
@@ -115,6 +116,7 @@ class Link:
         outbox: Outbox,
         backoff: Backoff,
         clock: Callable[[], float],
+        loads: Callable[[], tuple[EngineLoad, ...]] = tuple,
     ) -> None:
         self._config = config
         self._dial = dial
@@ -125,6 +127,7 @@ class Link:
         self._outbox = outbox
         self._backoff = backoff
         self._clock = clock
+        self._loads = loads
         self._log = logger("link")
         self._said = ""
         self.state = LinkState(False, "", "not connected yet", clock())
@@ -257,6 +260,6 @@ class Link:
             await trio.sleep(every_s)
             sequence += 1
             try:
-                await session.send(Heartbeat(sequence))
+                await session.send(Heartbeat(sequence, self._loads()))
             except PeerError:
                 return

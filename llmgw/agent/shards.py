@@ -25,6 +25,7 @@ from llmgw.engines.registry import build
 from llmgw.errors import OperatorError
 from llmgw.hardware.inventory import Device, Fabric, Inventory
 from llmgw.link.messages import StartShard
+from llmgw.scheduler.scale import EngineLoad
 from llmgw.scheduler.state import Exit, ShardReport, ShardState
 from llmgw.settings.daemon import Address, AgentConfig
 from llmgw.telemetry.logging import logger
@@ -69,6 +70,12 @@ class Shards:
     def reports(self) -> tuple[ShardReport, ...]:
         """What to say of every shard, by name."""
         return tuple(s.report() for _, s in sorted(self._known.items()))
+
+    def loads(self) -> tuple[EngineLoad, ...]:
+        """What the engines that serve said last of their work, by shard."""
+        serving = (ShardState.READY, ShardState.DRAINING)
+        some = [(k, s.load) for k, s in self._known.items() if s.shard.state in serving and s.load is not None]
+        return tuple(load for _, load in sorted(some, key=lambda pair: pair[0]))
 
     def find(self, shard: str, generation: int) -> Supervisor | None:
         """The supervisor of this start of this shard."""

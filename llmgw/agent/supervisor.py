@@ -30,11 +30,13 @@ from llmgw.agent.shard import (
     StopAsked,
     Terminate,
     Tick,
+    Worked,
     step,
 )
 from llmgw.agent.tracking import Tracking
 from llmgw.engines.diagnosis import diagnose
 from llmgw.engines.progress import progress
+from llmgw.scheduler.scale import EngineLoad
 from llmgw.scheduler.state import Exit, ShardReport, ShardState
 from llmgw.telemetry.logging import logger
 
@@ -55,7 +57,8 @@ class Supervisor:
     """A launched engine and what is known of it. ``changed`` is called at every change worth reporting.
 
     ``moved`` is set when the state is another one; whoever writes that down puts a new event in its place. ``settled``
-    is set when the end is written down and nobody touches the folder any more.
+    is set when the end is written down and nobody touches the folder any more. ``load`` is what the engine said last of
+    its work.
     """
 
     def __init__(
@@ -74,6 +77,7 @@ class Supervisor:
         self.record = record
         self.shard = shard
         self.pid: int | None = None
+        self.load: EngineLoad | None = None
         self.log_tail: tuple[str, ...] = ()
         self.done = trio.Event()
         self.moved = trio.Event()
@@ -223,7 +227,10 @@ class Supervisor:
             if self.shard.state in (ShardState.READY, ShardState.DRAINING):
                 seen = await work_of(self.record)
                 if seen is not None:
-                    self._observe(seen)
+                    self.load = EngineLoad(
+                        self.record.shard, self.record.generation, seen.running, seen.waiting, seen.kv_usage
+                    )
+                    self._observe(Worked(seen.running, seen.work))
             loading = self.shard.state in (ShardState.STARTING, ShardState.LOADING)
             await trio.sleep(_PROBE_LOADING_S if loading else _PROBE_READY_S)
 

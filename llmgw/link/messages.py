@@ -6,6 +6,7 @@ from attrs import frozen
 
 from llmgw.hardware.delta import InventoryDelta
 from llmgw.hardware.inventory import Inventory
+from llmgw.scheduler.scale import EngineLoad
 from llmgw.scheduler.state import ShardReport
 from llmgw.settings.catalog import EngineKind, Profile
 from llmgw.settings.daemon import Address
@@ -35,9 +36,10 @@ class Register:
 
 @frozen
 class Heartbeat:
-    """Up, every ``heartbeat_s``."""
+    """Up, every ``heartbeat_s``. ``loads`` has what the engines that serve said last of their work."""
 
     sequence: int
+    loads: tuple[EngineLoad, ...] = ()
 
 
 @frozen

@@ -193,6 +193,10 @@ class Connection:
         found = self._shared.directory.find(model)
         if found is None:
             raise _unknown_model(model)
+        self._shared.directory.asked[model] += 1
+        if found[0].hold_s and not any(not engine.draining for engine in found[1]):
+            await self._shared.directory.engine_of(model, found[0].hold_s)
+            found = self._shared.directory.find(model) or found
         self.exchange = Exchange(self._shared, self._send, head, request_id, model, self._connection_line(head))
         return await self.exchange.run(*found, body)
 

@@ -126,14 +126,15 @@ class Worker:
         try:
             await channel.send(self._hello())
             await channel.send(Serving())
-            said: dict[str, int] | None = None
+            said: Load | None = None
             said_at = 0.0
             while True:
                 now = trio.current_time()
-                counts = self._server.directory.outstanding()
-                if counts != said or now - said_at > _LOAD_ANYWAY_S:
-                    await channel.send(Load(counts))
-                    said, said_at = counts, now
+                directory = self._server.directory
+                load = Load(directory.outstanding(), dict(directory.waiting), dict(directory.asked))
+                if load != said or now - said_at > _LOAD_ANYWAY_S:
+                    await channel.send(load)
+                    said, said_at = load, now
                 await trio.sleep(_LOAD_EVERY_S)
         except trio.BrokenResourceError:
             scope.cancel(reason="the control plane is gone")

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
+
+import trio
 
 from llmgw.router.choose import EJECT_AFTER, EJECT_S
 from llmgw.router.sockets import Peer, dial
@@ -12,6 +15,9 @@ from llmgw.router.table import Endpoint, Route, Table
 _IDLE_MOST = 64
 _IDLE_S = 30.0
 """Engines close idle connections after 5 s (uvicorn) and up; one that was closed meanwhile is noticed at its use."""
+
+HELD_MOST = 256
+"""So many requests of a model wait for its first engine; what comes beyond is told to come again."""
 
 
 class Engine:
@@ -95,6 +101,9 @@ class Directory:
         self._routes: dict[str, tuple[Route, tuple[Engine, ...]]] = {}
         self._engines: dict[tuple[str, str, int, str | None], Engine] = {}
         self._leaving: list[Engine] = []
+        self._changed = trio.Event()
+        self.waiting: Counter[str] = Counter()
+        self.asked: Counter[str] = Counter()
 
     def use(self, table: Table) -> None:
         """Take over a table; engines that are in both keep their connections and counts."""
@@ -114,10 +123,29 @@ class Directory:
             engine.close()
         self._leaving = [e for e in (*self._leaving, *gone) if e.outstanding]
         self._engines, self._routes, self.table = engines, routes, table
+        self._changed.set()
+        self._changed = trio.Event()
 
     def find(self, model: str) -> tuple[Route, tuple[Engine, ...]] | None:
         """A model's route and its engines."""
         return self._routes.get(model)
+
+    async def engine_of(self, model: str, hold_s: float) -> bool:
+        """Wait for the model to have an engine that takes requests, for so many seconds; whether it has."""
+        if self.waiting[model] >= HELD_MOST:
+            return False
+        self.waiting[model] += 1
+        try:
+            with trio.move_on_after(hold_s):
+                while (found := self.find(model)) is not None:
+                    if any(not engine.draining for engine in found[1]):
+                        return True
+                    await self._changed.wait()
+            return False
+        finally:
+            self.waiting[model] -= 1
+            if not self.waiting[model]:
+                del self.waiting[model]
 
     def routes(self) -> tuple[Route, ...]:
         """Every route, in the catalog's order."""

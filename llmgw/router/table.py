@@ -28,12 +28,16 @@ class Endpoint:
 
 @frozen
 class Route:
-    """A model and its engines. ``reason`` says why there is none, for the client's error message."""
+    """A model and its engines. ``reason`` says why there is none, for the client's error message.
+
+    ``hold_s`` is how long a request waits for an engine when there is none, because one is started for it.
+    """
 
     model: str
     endpoints: tuple[Endpoint, ...]
     reason: str = ""
     created: int = 0
+    hold_s: float = 0.0
 
 
 @frozen

@@ -9,7 +9,7 @@ from functools import cache
 
 import cattrs
 import orjson
-from attrs import frozen
+from attrs import field, frozen
 
 from llmgw.errors import PeerError
 from llmgw.router.table import Table
@@ -36,9 +36,14 @@ class Serving:
 
 @frozen
 class Load:
-    """Worker: open requests by endpoint id, when they changed and every few seconds."""
+    """Worker: open requests by endpoint id, when they changed and every few seconds.
+
+    ``waiting`` counts those that are held until their model has an engine, and ``asked`` all that ever came, by model.
+    """
 
     outstanding: dict[str, int]
+    waiting: dict[str, int] = field(factory=dict)
+    asked: dict[str, int] = field(factory=dict)
 
 
 @frozen

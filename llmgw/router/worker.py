@@ -54,7 +54,7 @@ class RouterWorker:
         self._hello: Hello | None = None
         self._arrived = trio.Event()
         self._left = trio.Event()
-        self._on_load: Callable[[Mapping[str, int]], None] = lambda _counts: None
+        self._on_load: Callable[[Load], None] = lambda _load: None
         self._draining = False
         self._failure = ("the router", "failed", "")
         self._nursery: trio.Nursery | None = None
@@ -67,8 +67,8 @@ class RouterWorker:
         """Where clients connect."""
         return str(self._config.listen)
 
-    def on_load(self, call: Callable[[Mapping[str, int]], None]) -> None:
-        """Call this with the open requests by endpoint whenever they change."""
+    def on_load(self, call: Callable[[Load], None]) -> None:
+        """Call this with the open and the waiting requests whenever they change."""
         self._on_load = call
 
     def push(self, table: Table) -> None:
@@ -202,9 +202,9 @@ class RouterWorker:
                             self._left = trio.Event()
                             self._arrived.set()
                             nursery.start_soon(self._feed, channel, nursery.cancel_scope)
-                        case Load(outstanding=counts):
-                            self.in_flight = counts
-                            self._on_load(counts)
+                        case Load():
+                            self.in_flight = message.outstanding
+                            self._on_load(message)
                         case Failed(thing=thing, reason=reason, remedy=remedy):
                             self._failure = (thing, reason, remedy)
                             self._set("failed", reason, None)

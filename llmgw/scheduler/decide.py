@@ -8,9 +8,12 @@ again, with the engine that it has.
 
 from __future__ import annotations
 
+from attrs import evolve
+
 from llmgw.scheduler.carry_out import carry_out
-from llmgw.scheduler.explain import Outcome
+from llmgw.scheduler.explain import Decision, DecisionKind, Outcome
 from llmgw.scheduler.follow import follow
+from llmgw.scheduler.scale import Scale, scale, scaled
 from llmgw.scheduler.state import ClusterState
 from llmgw.scheduler.wanted import want
 from llmgw.scheduler.working import Working
@@ -18,7 +21,12 @@ from llmgw.scheduler.working import Working
 
 def decide(state: ClusterState, now: float) -> Outcome:
     """Decide one pass. Never raises, whatever the state; deterministic; on its own result it changes nothing more."""
+    scales, wakes, scaling = _scale(state, now)
+    nodes = tuple(sorted(state.nodes, key=lambda n: n.id))
+    state = evolve(state, models=scaled(state.models, scales), nodes=nodes)
     pass_ = Working(state, now)
+    pass_.wake += wakes
+    pass_.decisions += scaling
     follow(pass_)
     # Who may take from others comes first, so that what comes free does not go to somebody else.
     for model in sorted(state.models, key=lambda m: -m.priority):
@@ -36,4 +44,24 @@ def decide(state: ClusterState, now: float) -> Outcome:
         unplaced=tuple(sorted(pass_.unplaced, key=lambda u: known[u.model])),
         wake_at=min(pass_.wake, default=None),
         brake=pass_.brake,
+        scales=scales,
     )
+
+
+def _scale(state: ClusterState, now: float) -> tuple[dict[str, Scale], list[float], list[Decision]]:
+    """How many replicas each model has by its load, when that may change by itself, and what changed."""
+    scales: dict[str, Scale] = {}
+    wakes: list[float] = []
+    decisions: list[Decision] = []
+    for model in state.models:
+        if model.scaling is None:
+            continue
+        before = state.scales.get(model.name)
+        found, wake = scale(model.scaling, state.demands.get(model.name), before, now)
+        scales[model.name] = found
+        if wake is not None:
+            wakes.append(wake)
+        if before is not None and found.number != before.number:
+            reason = f"{found.number} replicas instead of {before.number}: {found.reason}"
+            decisions.append(Decision(DecisionKind.SCALE, model.name, "", "", reason))
+    return scales, wakes, decisions

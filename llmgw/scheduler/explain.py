@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from enum import StrEnum
 
-from attrs import frozen
+from attrs import field, frozen
 
 from llmgw.scheduler.brake import Brake
+from llmgw.scheduler.scale import Scale
 from llmgw.scheduler.state import Assignment, Replica
 from llmgw.settings.daemon import Address
 
@@ -55,6 +57,7 @@ class DecisionKind(StrEnum):
     PREEMPT = "preempt"
     ROLLBACK = "rollback"
     BRAKE = "brake"
+    SCALE = "scale"
 
 
 @frozen
@@ -119,3 +122,4 @@ class Outcome:
     unplaced: tuple[Unplaced, ...]
     wake_at: float | None = None
     brake: Brake | None = None
+    scales: Mapping[str, Scale] = field(factory=dict, hash=False)

@@ -14,6 +14,7 @@ from types import MappingProxyType
 from attrs import field, frozen
 
 from llmgw.hardware.inventory import Inventory
+from llmgw.scheduler.scale import Demand, Scale
 from llmgw.settings.catalog import EngineKind, Model, Profile
 from llmgw.settings.daemon import Address
 from llmgw.settings.document import Liveness
@@ -22,6 +23,8 @@ _NO_LOAD: Mapping[str, int] = MappingProxyType({})
 _NO_TIMES: Mapping[str, float] = MappingProxyType({})
 _NO_LABELS: Mapping[str, str] = MappingProxyType({})
 _NO_QUOTAS: Mapping[str, Mapping[str, int]] = MappingProxyType({})
+_NO_DEMANDS: Mapping[str, Demand] = MappingProxyType({})
+_NO_SCALES: Mapping[str, Scale] = MappingProxyType({})
 
 
 class ShardState(StrEnum):
@@ -195,7 +198,8 @@ class ClusterState:
     ``in_flight`` counts the router's open requests by shard; a shard that is missing from it has an unknown
     number. ``next_serial`` is the number of the next new replica. ``unplaced_since`` says since when a model has had
     replicas without a place, by the pass before. ``brake_released`` is when an operator last said that nodes which
-    were silent by then are really gone.
+    were silent by then are really gone. ``demands`` has what models have to do, as far as anybody knows, and ``scales``
+    what came of it in the pass before.
     """
 
     cluster: str
@@ -208,6 +212,8 @@ class ClusterState:
     quotas: Mapping[str, Mapping[str, int]] = field(default=_NO_QUOTAS, hash=False)
     liveness: Liveness = field(factory=Liveness)
     brake_released: float = 0.0
+    demands: Mapping[str, Demand] = field(default=_NO_DEMANDS, hash=False)
+    scales: Mapping[str, Scale] = field(default=_NO_SCALES, hash=False)
 
     def node(self, node_id: str) -> Node | None:
         """The node of this id, if it ever registered."""

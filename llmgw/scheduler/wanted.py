@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from attrs import evolve
+from attrs import evolve, frozen
 
 from llmgw.scheduler.explain import DecisionKind, Unplaced
 from llmgw.scheduler.fleet import Fleet
 from llmgw.scheduler.place import NoPlace, Placement, place
-from llmgw.scheduler.state import Goal
+from llmgw.scheduler.state import Goal, Replica
 from llmgw.scheduler.working import Working, serial
 from llmgw.settings.catalog import Model, Profile, Update
 from llmgw.settings.digest import profile_digest
@@ -17,9 +17,10 @@ from llmgw.settings.digest import profile_digest
 
 def want(pass_: Working, model: Model) -> None:
     """Bring one model to what its entry in the catalog says."""
+    _shrink(pass_, model)
     _refresh(pass_, model)
     _house(pass_, model)
-    _number(pass_, model)
+    _grow(pass_, model)
 
 
 def _refresh(pass_: Working, model: Model) -> None:
@@ -67,31 +68,60 @@ def _house(pass_: Working, model: Model) -> None:
             pass_.drop(row)
 
 
-def _number(pass_: Working, model: Model) -> None:
+@frozen
+class _Rows:
+    """A model's rows by what they count for.
+
+    ``changing`` ones are on their way out only to come back with another profile; on a lost node they are not, which
+    may keep them for ever. ``homeless`` ones wait for a place.
+    """
+
+    counting: tuple[Replica, ...]
+    gone: tuple[Replica, ...]
+    homeless: tuple[Replica, ...]
+    changing: tuple[Replica, ...]
+
+
+def _rows(pass_: Working, model: Model) -> _Rows:
     rows = pass_.of_model(model.name)
-    counting = [r for r in rows if pass_.counts(r)]
-    gone = [r for r in rows if pass_.gone(r)]
-    homeless = [r for r in rows if not r.shards]
-    excess = len(counting) + len(gone) + len(homeless) - model.replicas
-    for row in (*homeless, *reversed(gone), *sorted(counting, key=lambda r: (pass_.ready(r), -serial(r)))):
-        if excess <= 0:
-            break
+    return _Rows(
+        counting=tuple(r for r in rows if pass_.counts(r)),
+        gone=tuple(r for r in rows if pass_.gone(r)),
+        homeless=tuple(r for r in rows if not r.shards),
+        changing=tuple(r for r in rows if r.goal is not Goal.RUN and r.other is not None and not pass_.lost(r)),
+    )
+
+
+def _shrink(pass_: Working, model: Model) -> None:
+    """What is one too many goes; before anything is updated, so that nothing is made anew only to go."""
+    rows = _rows(pass_, model)
+    excess = len(rows.counting) + len(rows.gone) + len(rows.homeless) + len(rows.changing) - model.replicas
+    if excess <= 0:
+        return
+    for row in rows.changing[:excess]:
+        pass_.rows[row.id] = evolve(row, other=None)
+    excess -= len(rows.changing[:excess])
+    ready_last = sorted(rows.counting, key=lambda r: (pass_.ready(r), -serial(r)))
+    for row in (*rows.homeless, *reversed(rows.gone), *ready_last)[:excess]:
         pass_.retire(row, f"{model.replicas} replicas are wanted, this is one too many")
-        excess -= 1
-    running = len(counting)
+
+
+def _grow(pass_: Working, model: Model) -> None:
+    """Places for what is missing, and for what was on lost nodes."""
+    rows = _rows(pass_, model)
+    gone, homeless = list(rows.gone), rows.homeless
+    running = len(rows.counting) + len(rows.changing)
     while running < model.replicas:
         found = _place(pass_, model)
         if isinstance(found, NoPlace):
             coming = _make_room(pass_, model)
-            rows = pass_.of_model(model.name)
-            leaving = sum(1 for r in rows if r.goal is not Goal.RUN)
+            leaving = sum(1 for r in pass_.of_model(model.name) if r.goal is not Goal.RUN)
             since = pass_.state.unplaced_since.get(model.name, pass_.now)
             pass_.unplaced.append(_explain(pass_, model, running, len(gone), leaving, coming, found, since))
             return
         for row in homeless:
-            if row.id in pass_.rows:
-                pass_.drop(row)
-        homeless = []
+            pass_.drop(row)
+        homeless = ()
         new = pass_.add(model, found, "")
         if gone:
             old = gone.pop(0)

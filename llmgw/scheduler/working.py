@@ -30,7 +30,8 @@ class Working:
         self.rows: dict[str, Replica] = {}
         self._of_model: dict[str, dict[str, None]] = {}
         self._fleet: Fleet | None = None
-        for row in state.replicas:
+        # In this order once and for all: later rows have higher serials.
+        for row in sorted(state.replicas, key=lambda r: (serial(r), r.id)):
             self._enter(row)
 
     def _enter(self, row: Replica) -> None:
@@ -44,7 +45,7 @@ class Working:
 
     def of_model(self, model: str) -> list[Replica]:
         """The rows of a model, oldest first."""
-        return sorted((self.rows[name] for name in self._of_model.get(model, ())), key=serial)
+        return [self.rows[name] for name in self._of_model.get(model, ())]
 
     def say(self, kind: DecisionKind, row: Replica, reason: str, node: str = "") -> None:
         """Decide something about a row."""

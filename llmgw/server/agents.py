@@ -138,7 +138,8 @@ class Agents:
             self._cluster.heard(node, now)
             row: NodeRow | None = None
             match message:
-                case Heartbeat():
+                case Heartbeat(loads=loads):
+                    self._cluster.worked(node, loads)
                     if now - stored_at > _REMEMBER_HEARD_S:
                         row = self._cluster.row(node)
                 case HardwareChanged(sequence=sequence, delta=delta):

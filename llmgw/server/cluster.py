@@ -7,14 +7,18 @@ callers' part: they hold the store.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
+from types import MappingProxyType
 
 from attrs import evolve, frozen
 
 from llmgw.hardware.delta import InventoryDelta, apply
 from llmgw.link.messages import Register, StartShard
+from llmgw.router.wire import Load
 from llmgw.scheduler.explain import Outcome, Unplaced
 from llmgw.scheduler.liveness import node_state
-from llmgw.scheduler.state import ClusterState, Node, NodeState, Replica, ShardReport, ShardState
+from llmgw.scheduler.scale import EngineLoad, Scale, scaled
+from llmgw.scheduler.state import ClusterState, Goal, Node, NodeState, Replica, ShardReport, ShardState
+from llmgw.server.demand import DemandBook
 from llmgw.settings.document import NodeRules, Settings
 from llmgw.store.api import NodeRow, Store
 
@@ -48,6 +52,7 @@ class Cluster:
         started: float,
         woken: Callable[[], None],
         brake_released: float = 0.0,
+        scales: Mapping[str, Scale] = MappingProxyType({}),
     ) -> None:
         self.id = cluster
         self.epoch = epoch
@@ -57,6 +62,8 @@ class Cluster:
         self.unplaced = unplaced
         self.in_flight: Mapping[str, int] = {}
         self.brake_released = brake_released
+        self.scales: Mapping[str, Scale] = scales
+        self._demand = DemandBook(started)
         self._next_serial = next_serial
         self._woken = woken
         # Silence counts from our own start at the earliest: while we were down, nobody could be heard.
@@ -134,6 +141,7 @@ class Cluster:
         """The node's session ended. It counts as connected until it was silent for long enough."""
         self._links.pop(node, None)
         self._left[node] = reason
+        self._demand.gone(node)
         self._woken()
 
     def linked(self, node: str) -> bool:
@@ -149,6 +157,18 @@ class Cluster:
         self.settings = settings
         self._woken()
 
+    def loaded(self, load: Load, now: float) -> None:
+        """The router said what it has."""
+        before = self._demand.waiting
+        self.in_flight = load.outstanding
+        self._demand.routed(load, now)
+        if before != load.waiting or any(r.goal is Goal.DRAIN for r in self.replicas):
+            self._woken()
+
+    def worked(self, node: str, loads: tuple[EngineLoad, ...]) -> None:
+        """The node's engines said what they have."""
+        self._demand.worked(node, loads)
+
     def release_brake(self, at: float) -> None:
         """An operator says that the nodes which are silent by now are gone."""
         self.brake_released = at
@@ -156,9 +176,10 @@ class Cluster:
 
     def state(self, now: float) -> ClusterState:
         """One frozen picture of everything."""
+        placed = tuple(m for m in self.settings.models if m.profiles)
         return ClusterState(
             cluster=self.id,
-            models=tuple(m for m in self.settings.models if m.profiles),
+            models=scaled(placed, self.scales),
             nodes=tuple(self._node(row, now) for _, row in sorted(self._rows.items())),
             replicas=self.replicas,
             next_serial=self._next_serial,
@@ -167,12 +188,15 @@ class Cluster:
             quotas=self.settings.quotas,
             liveness=self.settings.liveness,
             brake_released=self.brake_released,
+            demands=self._demand.of(placed, self.replicas),
+            scales=self.scales,
         )
 
     def apply(self, outcome: Outcome) -> None:
         """A pass was written down: its rows hold."""
         self.replicas = outcome.replicas
         self.unplaced = outcome.unplaced
+        self.scales = outcome.scales
         self._next_serial = outcome.next_serial
 
     def changes(self, state: ClusterState) -> tuple[NodeChange, ...]:
@@ -226,4 +250,5 @@ async def remembered(store: Store, settings: Settings, started: float, woken: Ca
         started=started,
         woken=woken,
         brake_released=await store.brake_released(),
+        scales=await store.scales(),
     )

@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 import signal
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
@@ -108,7 +108,7 @@ class Server:
                 router.push(table(settings, cluster.state(started), {}, int(started), Table()))
             async with trio.open_nursery() as services:
                 # The router starts before the link: an adopted one gets its table from what the store remembers.
-                router.on_load(lambda load: self._loaded(cluster, reconciler, load))
+                router.on_load(lambda load: cluster.loaded(load, time.time()))
                 await services.start(router.run)
                 await services.start(serve_admin, app(status, token), listener)
                 async with trio.open_nursery() as control:
@@ -135,11 +135,6 @@ class Server:
                 services.cancel_scope.cancel(reason=self._signal)
             root.cancel_scope.cancel(reason=self._signal)
         self._log.info("stopped", signal=self._signal)
-
-    def _loaded(self, cluster: Cluster, reconciler: Reconciler, load: Mapping[str, int]) -> None:
-        cluster.in_flight = load
-        if any(r.goal.value == "drain" for r in cluster.replicas):
-            reconciler.wake()
 
     @contextmanager
     def _step(self, name: str) -> Iterator[None]:

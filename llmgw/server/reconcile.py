@@ -6,7 +6,7 @@ A pass never waits for a node. What a node does comes back as reports, and those
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 
 import trio
 from attrs import evolve
@@ -18,6 +18,7 @@ from llmgw.scheduler.brake import Brake
 from llmgw.scheduler.decide import decide
 from llmgw.scheduler.explain import Command, Decision, DrainCommand, Outcome, StartCommand, StopCommand
 from llmgw.scheduler.liveness import next_change
+from llmgw.scheduler.scale import Scale
 from llmgw.scheduler.state import ClusterState, NodeState
 from llmgw.scheduler.summary import model_views
 from llmgw.server.agents import Agents
@@ -84,6 +85,11 @@ def forgets(state: ClusterState, outcome: Outcome, epoch: int) -> dict[str, list
     return by_node
 
 
+def _numbers(scales: Mapping[str, Scale]) -> dict[str, int]:
+    """What has to be remembered of them; since when the load asks for what is counted anew after a restart."""
+    return {model: found.number for model, found in scales.items()}
+
+
 class Reconciler:
     """Owns the loop; a pass is made every ``tick_s``. ``wake`` may be called from anywhere in the same Trio run."""
 
@@ -140,6 +146,7 @@ class Reconciler:
             or outcome.next_serial != state.next_serial
             or outcome.unplaced != self._cluster.unplaced
             or bool(outcome.decisions)
+            or _numbers(outcome.scales) != _numbers(self._cluster.scales)
         )
         if changed:
             record = PassRecord(
@@ -149,6 +156,7 @@ class Reconciler:
                 next_serial=outcome.next_serial,
                 decisions=outcome.decisions,
                 unplaced=outcome.unplaced,
+                scales=outcome.scales,
             )
             try:
                 number = await self._store.save_pass(record)
@@ -157,7 +165,7 @@ class Reconciler:
                 self._publish(now)  # what serves by the rows that hold is still routed
                 return self._clock() + _STORE_RETRY_S
             self._say(number, outcome)
-            self._cluster.apply(outcome)
+        self._cluster.apply(outcome)
         self._publish(now)
         for by_node in (
             messages(outcome.commands, self._cluster.id, self._cluster.epoch),

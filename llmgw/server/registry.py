@@ -47,7 +47,9 @@ def routes(settings: Settings, state: ClusterState, reasons: Mapping[str, str], 
         else:
             replicas = (r for r in state.replicas if r.model == model.name and r.shards)
             endpoints = tuple(e for r in replicas if (e := _served(r, state)) is not None)
-        made.append(Route(model.name, endpoints, reasons.get(model.name, ""), created))
+        scaling = model.scaling
+        hold_s = scaling.hold_s if scaling is not None and scaling.min == 0 else 0.0
+        made.append(Route(model.name, endpoints, reasons.get(model.name, ""), created, hold_s))
     return tuple(made)
 
 

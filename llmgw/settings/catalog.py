@@ -107,7 +107,8 @@ class Scaling:
     """How many replicas a model has by its load: ``min`` to ``max``, so that each has about ``target`` requests.
 
     More when the load asked for it for ``up_s``, fewer when it did for ``down_s``, and never two changes within
-    ``cooldown_s``. With ``min: 0`` the last one goes after ``idle_s`` without a request, and a request brings it back.
+    ``cooldown_s``. With ``min: 0`` the last one goes after ``idle_s`` without a request; a request brings it back,
+    and waits for it up to ``hold_s``.
     """
 
     min: int = 1
@@ -117,6 +118,7 @@ class Scaling:
     down_s: float = 300.0
     idle_s: float = 900.0
     cooldown_s: float = 60.0
+    hold_s: float = 600.0
 
 
 @frozen

@@ -115,7 +115,7 @@ def _scaling(model: Model) -> Iterator[Rule]:
         yield ("min",), f"expected at least 0, found {scaling.min}", ""
     if scaling.max < max(1, scaling.min):
         yield ("max",), f"is {scaling.max}, expected at least 1 and at least min ({scaling.min})", ""
-    for name in ("target", "up_s", "down_s", "idle_s"):
+    for name in ("target", "up_s", "down_s", "idle_s", "hold_s"):
         if getattr(scaling, name) <= 0:
             yield (name,), f"expected more than 0, found {getattr(scaling, name):g}", ""
     if scaling.cooldown_s < 0:

@@ -6,13 +6,15 @@ has begun runs to its end.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from types import TracebackType
 from typing import Protocol, Self
 
-from attrs import frozen
+from attrs import field, frozen
 
 from llmgw.hardware.inventory import Inventory
 from llmgw.scheduler.explain import Decision, Unplaced
+from llmgw.scheduler.scale import Scale
 from llmgw.scheduler.state import Replica, ShardReport
 from llmgw.settings.catalog import EngineKind
 
@@ -61,6 +63,7 @@ class PassRecord:
     next_serial: int
     decisions: tuple[Decision, ...]
     unplaced: tuple[Unplaced, ...]
+    scales: Mapping[str, Scale] = field(factory=dict)
 
 
 class Store(Protocol):
@@ -102,6 +105,10 @@ class Store(Protocol):
 
     async def save_pass(self, record: PassRecord) -> int:
         """Write a pass and return its number. Raises ``OperatorError`` when a higher epoch was taken since."""
+        ...
+
+    async def scales(self) -> dict[str, Scale]:
+        """How many replicas the models that follow their load had in the newest pass."""
         ...
 
     async def brake_released(self) -> float:

@@ -55,6 +55,7 @@ STEPS: tuple[str, ...] = (
     ) STRICT, WITHOUT ROWID;
     """,
     """
+    CREATE TABLE scale (model TEXT PRIMARY KEY, row TEXT NOT NULL) STRICT, WITHOUT ROWID;
     ALTER TABLE cluster ADD COLUMN brake_released REAL NOT NULL DEFAULT 0;
     CREATE INDEX decision_of_replica ON decision (replica);
     CREATE INDEX decision_of_model ON decision (model);

@@ -15,6 +15,7 @@ import trio
 
 from llmgw.errors import OperatorError
 from llmgw.scheduler.explain import Candidate, Decision, DecisionKind, Refusal, Unplaced
+from llmgw.scheduler.scale import Scale
 from llmgw.scheduler.state import Replica
 from llmgw.store.api import NodeRow, PassRecord, SettingsRevision, StoredDecision
 from llmgw.store.rows import from_text, to_text
@@ -207,6 +208,10 @@ class SqliteStore:
             connection.execute("DELETE FROM replica")
             connection.executemany("INSERT INTO replica VALUES (?, ?)", [(r.id, to_text(r)) for r in record.replicas])
             _insert_decisions(connection, number, record.decisions)
+            connection.execute("DELETE FROM scale")
+            connection.executemany(
+                "INSERT INTO scale VALUES (?, ?)", [(model, to_text(found)) for model, found in record.scales.items()]
+            )
             connection.execute("DELETE FROM unplaced")
             for item in record.unplaced:
                 _insert_unplaced(connection, number, item)
@@ -226,6 +231,14 @@ class SqliteStore:
         number = connection.execute("INSERT INTO pass (epoch, at) VALUES (?, ?)", (epoch, at)).lastrowid
         assert number is not None
         return number
+
+    async def scales(self) -> dict[str, Scale]:
+        """How many replicas the models that follow their load had in the newest pass."""
+
+        def work(connection: sqlite3.Connection) -> dict[str, Scale]:
+            return {m: from_text(text, Scale) for m, text in connection.execute("SELECT model, row FROM scale")}
+
+        return await self._read(work)
 
     async def brake_released(self) -> float:
         """When an operator last released the brake."""

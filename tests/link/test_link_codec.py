@@ -44,7 +44,7 @@ def test_tags_are_what_other_versions_expect() -> None:
     assert set(DOWN) == {
         "welcome", "refused", "start-shard", "drain-shard", "stop-shard", "forget-shard", "not-understood",
     }  # fmt: skip
-    assert json.loads(encode(Heartbeat(7))[4:]) == {"type": "heartbeat", "sequence": 7}
+    assert json.loads(encode(Heartbeat(7))[4:]) == {"type": "heartbeat", "sequence": 7, "loads": []}
 
 
 def test_fields_of_a_newer_version_are_ignored() -> None:

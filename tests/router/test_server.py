@@ -11,6 +11,7 @@ import trio
 import trio.testing
 from attrs import evolve
 
+from llmgw.router.pool import HELD_MOST
 from llmgw.router.server import RouterServer, listen
 from llmgw.router.table import Endpoint, Route, Table
 from llmgw.settings.daemon import Address
@@ -453,6 +454,59 @@ async def test_a_new_table_holds_for_the_next_request_and_ends_nothing() -> None
         assert it.server.directory.outstanding()["e0"] == 1, "still counted until it ends"
         await new.post()
         assert (await new.answer())[0] == 404
+
+
+async def test_a_request_waits_for_the_first_engine_where_one_is_started_for_it() -> None:
+    async with router(e.answers) as it, it.client() as client:
+        route = it.server.directory.table.routes[0]
+        held = Route("m", (), "is starting", hold_s=60)
+        it.server.use(Table(2, (held,)))
+        await client.post()
+        with trio.fail_after(2):
+            while it.server.directory.waiting != {"m": 1}:
+                await trio.sleep(0.001)
+        it.server.use(Table(3, (evolve(held, endpoints=(evolve(route.endpoints[0], draining=True),)),)))
+        await trio.testing.wait_all_tasks_blocked()
+        assert it.server.directory.waiting == {"m": 1}, "one that drains is none"
+        it.server.use(Table(4, (evolve(held, endpoints=route.endpoints),)))
+        assert (await client.answer())[0] == 200
+        assert it.server.directory.waiting == {}
+        assert it.server.directory.asked == {"m": 1}
+
+
+async def test_a_held_request_ends_with_its_time_its_client_or_its_model(
+    autojump_clock: trio.testing.MockClock,
+) -> None:
+    async with router() as it:
+        it.server.use(Table(2, (Route("m", (), "is starting", hold_s=60),)))
+        async with it.client() as client:
+            began = trio.current_time()
+            await client.post()
+            status, fields, body = await client.answer()
+            assert (status, b"retry-after" in fields) == (503, True)
+            assert "is starting" in json.loads(body)["error"]["message"]
+            assert 60 <= trio.current_time() - began < 61
+        async with it.client() as client:
+            await client.post()
+            await trio.sleep(1)
+            it.server.use(Table(3, ()))
+            assert (await client.answer())[0] == 503
+        it.server.use(Table(4, (Route("m", (), "is starting", hold_s=60),)))
+        async with it.client() as client:
+            await client.post()
+            await trio.sleep(1)
+            assert it.server.directory.waiting == {"m": 1}
+        await trio.sleep(1)
+        assert it.server.directory.waiting == {}, "its client is gone"
+
+
+async def test_only_so_many_requests_wait() -> None:
+    async with router() as it:
+        it.server.use(Table(2, (Route("m", (), "is starting", hold_s=60),)))
+        it.server.directory.waiting["m"] = HELD_MOST
+        async with it.client() as client:
+            await client.post()
+            assert (await client.answer())[0] == 503
 
 
 async def test_clients_that_come_and_go_leave_nothing_behind() -> None:

@@ -16,7 +16,7 @@ def test_round_trip() -> None:
         Drain(1.5),
         Hello(1, "v", "a:1", 3, 2.0),
         Serving(),
-        Load({"m-1.0": 2}),
+        Load({"m-1.0": 2}, {"n": 1}, {"m": 40, "n": 1}),
         Failed("t", "r", "m"),
     ):
         line = encode(message)

@@ -555,18 +555,3 @@ def _ready(state: ClusterState, replica: Replica) -> bool:
         (said := state.report(s, replica.generation)) is not None and said.state is ShardState.READY
         for s in replica.shards
     )
-
-
-@given(st.data())
-@settings(max_examples=100, deadline=None)
-def test_if_there_is_a_place_one_is_found(data: st.DataObject) -> None:
-    here = node("n1", tuple(device(n, fault=data.draw(st.sampled_from(("", "x")))) for n in range(6)))
-    gpus = data.draw(st.integers(1, 6))
-    busy = data.draw(st.sets(st.integers(0, 5)))
-    rows = tuple(row(n + 1, devices=(n,), of=model("other")) for n in busy)
-    told = evolve(here, reports=tuple(report(r, ShardState.READY) for r in rows))
-    state = cluster((told,), (model("other", len(rows)), model("m", 1, profile(gpus=gpus))), rows)
-    free = [d.number for d in here.inventory.devices if not d.faults and d.number not in busy]
-    possible = any(True for _ in itertools.combinations(free, gpus))
-    outcome = decide(state, NOW)
-    assert any(r.model == "m" for r in outcome.replicas) == possible

@@ -1,16 +1,18 @@
 from __future__ import annotations
 
+import itertools
 from collections.abc import Mapping
 
 from attrs import evolve
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from llmgw.hardware.health import stranger
 from llmgw.hardware.inventory import AdapterPath, MigInstance, Relation
 from llmgw.scheduler.fleet import Fleet
 from llmgw.scheduler.place import NoPlace, Part, Placement, place
-from llmgw.scheduler.state import Node
-from llmgw.settings.catalog import Model, Packing, PlacementRules
+from llmgw.scheduler.state import Node, NodeState
+from llmgw.settings.catalog import Model, Packing, PlacementRules, Profile
 from tests.scheduler.clusters import device, devices, fabric, model, node, profile, wide
 
 
@@ -246,3 +248,47 @@ def test_the_smallest_fabric_that_is_big_enough_and_one_class() -> None:
     mixed = (node("n1", fabrics=(fabric(),)), node("n2", (device(0, "l40s-45g"),), fabrics=(fabric(),)))
     both = wide(device_class=("h100-80g", "l40s-45g"))
     assert isinstance(put(model("m", 1, both), mixed, {}), NoPlace)
+
+
+def _possible(of: Profile, there: Node, name: str, taken: Mapping[int, str]) -> bool:
+    """Whether some set of a node's devices would do, by the rules as they are written and nothing cleverer."""
+    free = [d for d in there.inventory.devices if d.device_class == name and not d.faults and d.number not in taken]
+    free = [d for d in free if stranger(d, ours=False) is None]
+    kin = [sum(x.device_class == name and x.number in domain for x in there.inventory.devices)
+           for domain in there.inventory.nvlink_domains]  # fmt: skip
+    one_domain = of.tp > 1 and any(count >= of.gpus for count in kin)
+    return any(
+        not one_domain or any({d.number for d in some} <= set(domain) for domain in there.inventory.nvlink_domains)
+        for some in itertools.combinations(free, of.gpus)
+    )
+
+
+def _rails(there: Node) -> set[tuple[str, str, int]]:
+    return {(f.label, f.kind.value, len(f.ports)) for f in there.inventory.fabrics if not f.faults}
+
+
+@given(st.data())
+@settings(max_examples=300)
+def test_if_a_search_of_everything_finds_a_place_so_do_we(data: st.DataObject) -> None:
+    fabrics = st.sampled_from(((), (fabric(),), (fabric(ports=2),), (fabric("rack-2"),), (fabric(fault="down"),)))
+    domains = st.sampled_from(((), ((0, 1), (2, 3)), ((0, 1, 2, 3),), ((0, 1, 2),)))
+    nodes = tuple(
+        node(f"n{n}", data.draw(devices()), domains=data.draw(domains), fabrics=data.draw(fabrics),
+             state=data.draw(st.sampled_from((NodeState.CONNECTED, NodeState.CONNECTED, NodeState.LOST))))
+        for n in range(data.draw(st.integers(1, 4)))
+    )  # fmt: skip
+    taken = {n.id: dict.fromkeys(data.draw(st.sets(st.integers(0, 5), max_size=3)), "x") for n in nodes}
+    count = data.draw(st.integers(1, 3))
+    gpus = data.draw(st.integers(1, 4))
+    classes = tuple(data.draw(st.lists(st.sampled_from(("h100-80g", "l40s-45g")), unique=True, min_size=1)))
+    of = wide(count, gpus, device_class=classes) if count > 1 else profile("p", gpus, classes)
+    able = {
+        name: [n for n in nodes if n.state is NodeState.CONNECTED and _possible(of, n, name, taken[n.id])]
+        for name in classes
+    }
+    possible = any(
+        count == 1 or set.intersection(*(_rails(n) for n in some))
+        for name in classes
+        for some in itertools.combinations(able[name], count)
+    )
+    assert isinstance(put(model("m", 1, of), nodes, taken), Placement) == possible

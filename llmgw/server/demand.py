@@ -1,0 +1,72 @@
+"""What each model has to do, put together from what the router and the engines say. In memory only."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+
+from llmgw.router.wire import Load
+from llmgw.scheduler.scale import Demand, EngineLoad
+from llmgw.scheduler.state import Replica
+from llmgw.settings.catalog import Model
+
+
+class DemandBook:
+    """The newest word of the router and of each node's engines. ``started`` is when nobody had asked for anything yet.
+
+    That is the beginning of this control plane: an idle time goes on from there, because nobody knows what was before.
+    """
+
+    def __init__(self, started: float) -> None:
+        self._started = started
+        self._routed: Load | None = None
+        self._asked: dict[str, float] = {}
+        self._engines: dict[str, tuple[EngineLoad, ...]] = {}
+
+    @property
+    def waiting(self) -> Mapping[str, int]:
+        """The requests that are held for want of an engine, by model."""
+        return {} if self._routed is None else self._routed.waiting
+
+    def routed(self, load: Load, now: float) -> None:
+        """The router said what it has."""
+        before = {} if self._routed is None else self._routed.asked
+        for model, count in load.asked.items():
+            if count != before.get(model, 0):
+                self._asked[model] = now
+        for model in load.waiting:
+            self._asked[model] = now
+        self._routed = load
+
+    def worked(self, node: str, loads: tuple[EngineLoad, ...]) -> None:
+        """A node's engines said what they have."""
+        self._engines[node] = loads
+
+    def gone(self, node: str) -> None:
+        """What a node's engines said does not hold any more."""
+        self._engines.pop(node, None)
+
+    def of(self, models: Iterable[Model], replicas: Iterable[Replica]) -> dict[str, Demand]:
+        """What each model that follows its load has to do; nothing before the router's first word."""
+        scaling = {model.name for model in models if model.scaling is not None}
+        if not scaling or self._routed is None:
+            return {}
+        said = {(e.shard, e.generation): e for loads in self._engines.values() for e in loads}
+        made = {}
+        rows: dict[str, list[Replica]] = {name: [] for name in scaling}
+        for row in replicas:
+            if row.model in scaling and row.shards:
+                rows[row.model].append(row)
+        for name in scaling:
+            engines = [e for r in rows[name] if (e := said.get((r.shards[0].shard, r.generation))) is not None]
+            routed = sum(self._routed.outstanding.get(r.shards[0].shard, 0) for r in rows[name])
+            waiting = sum(e.waiting for e in engines)
+            # Whoever asks an engine past the router is seen by the engine only.
+            running = max(routed, sum(e.running for e in engines) + waiting) - waiting
+            usage = [e.kv_usage for e in engines if e.kv_usage is not None]
+            made[name] = Demand(
+                running=running,
+                waiting=waiting + self._routed.waiting.get(name, 0),
+                kv_usage=sum(usage) / len(usage) if usage else None,
+                asked=max(self._started, self._asked.get(name, 0.0)),
+            )
+        return made

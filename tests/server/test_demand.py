@@ -1,0 +1,52 @@
+"""What a model has to do, from what the router and the engines say."""
+
+from __future__ import annotations
+
+from attrs import evolve
+
+from llmgw.router.wire import Load
+from llmgw.scheduler.scale import Demand, EngineLoad
+from llmgw.server.demand import DemandBook
+from llmgw.settings.catalog import Scaling
+from tests.scheduler.clusters import model, row
+
+OF = evolve(model(), scaling=Scaling(0, 4))
+ROWS = (row(1), row(2, devices=(1,)), row(3, of=model("other")))
+
+
+def of(book: DemandBook) -> Demand:
+    return book.of((OF, model("other")), ROWS)["m"]
+
+
+def test_nothing_is_known_before_the_router_said_something() -> None:
+    book = DemandBook(100)
+    book.worked("n1", (EngineLoad("m-1.0", 1, 3, 0),))
+    assert book.of((OF,), ROWS) == {}
+    book.routed(Load({}), 101)
+    assert book.of((model("other"),), ROWS) == {}, "whose number is fixed needs none"
+
+
+def test_the_router_and_the_engines_are_put_together() -> None:
+    book = DemandBook(100)
+    book.routed(Load({"m-1.0": 3, "m-2.0": 2, "other-3.0": 50}, {"m": 4}), 101)
+    assert of(book) == Demand(running=5, waiting=4, asked=101)
+    book.worked("n1", (EngineLoad("m-1.0", 1, 2, 1, 0.5), EngineLoad("m-2.0", 1, 2, 0, 0.9)))
+    assert of(book) == Demand(running=4, waiting=5, kv_usage=0.7, asked=101), "one of the five waits in an engine"
+    book.worked("n1", (EngineLoad("m-1.0", 1, 20, 1, 0.5), EngineLoad("m-2.0", 7, 99, 99)))
+    assert of(book) == Demand(running=20, waiting=5, kv_usage=0.5, asked=101), "past the router, and of this start only"
+    book.gone("n1")
+    assert of(book) == Demand(running=5, waiting=4, asked=101)
+
+
+def test_when_the_last_request_came() -> None:
+    book = DemandBook(100)
+    book.routed(Load({}, {}, {"m": 7}), 150)
+    assert of(book).asked == 150
+    book.routed(Load({}, {}, {"m": 7}), 160)
+    assert of(book).asked == 150
+    book.routed(Load({}, {}, {"m": 8}), 170)
+    assert of(book).asked == 170
+    book.routed(Load({}, {}, {}), 180)
+    assert of(book).asked == 170, "a router that began anew has counted nothing yet"
+    book.routed(Load({}, {}, {"m": 1}), 190)
+    assert of(book).asked == 190
