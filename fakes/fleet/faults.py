@@ -76,8 +76,7 @@ async def _slow(world: World, draw: random.Random) -> None:
 async def _agent_killed(world: World, draw: random.Random) -> None:
     for node in _some(world, draw):
         for _ in range(draw.choice((1, 1, 1, 3))):
-            world.wires.cut(node.id)
-            node.end_agent()
+            node.kill_agent()
             await trio.sleep(draw.choice((0.0, 0.3, 2.0, 15.0)))
 
 
@@ -85,7 +84,7 @@ async def _agent_stopped(world: World, draw: random.Random) -> None:
     nodes = _some(world, draw)
     for node in nodes:
         node.hold("stopped")
-        node.end_agent()
+        node.stop_agent()
     await _last(draw)
     for node in nodes:
         node.release("stopped")
@@ -109,10 +108,10 @@ async def _clock_jump(world: World, draw: random.Random) -> None:
 async def _reinstalled(world: World, draw: random.Random) -> None:
     (node,) = draw.sample(list(world.nodes.values()), 1)
     before, node.installed = node.installed, draw.choice(((), (EngineKind.LLAMACPP,)))
-    node.end_agent()
+    node.stop_agent()
     await _last(draw)
     node.installed = before
-    node.end_agent()
+    node.stop_agent()
 
 
 async def _shim_stuck(world: World, draw: random.Random) -> None:

@@ -83,6 +83,7 @@ class Node:
         self.boot = 1
         self.offset_s = 0.0
         self.clock_changed = trio.Event()
+        self.killed = False
         self.carrying = 0
         self.obeyed = 0
         self.link: Link | None = None
@@ -176,16 +177,22 @@ class Node:
         if self.up:
             self._let.set()
 
-    def end_agent(self) -> None:
-        """The agent is over, by whatever means; another follows unless it is held."""
+    def stop_agent(self) -> None:
+        """As SIGTERM does. Another agent follows unless it is held."""
         if self._life is not None:
             self._life.cancel()
+
+    def kill_agent(self) -> None:
+        """As SIGKILL does: its connections end, and it does nothing more."""
+        self.killed = True
+        self.world.wires.cut(self.id)
+        self.stop_agent()
 
     def power_off(self) -> None:
         """Everything that runs here is gone this moment, and nobody is told."""
         self.hold("power")
         self.world.wires.silence(self.id)
-        self.end_agent()
+        self.kill_agent()
         for engine in list(self.engines):
             engine.vanish()
 
@@ -210,7 +217,7 @@ class Node:
             await trio.sleep(world.draw.choice((0.0, 0.001, 0.01, 0.1, 0.3)))
             world.wires.cut(self.id)
             if world.draw.random() < 0.5:
-                self.end_agent()
+                self.kill_agent()
 
         world.daemons.start_soon(strike)
 
@@ -226,6 +233,7 @@ class Node:
             while not self.up:
                 self._let = trio.Event()
                 await self._let.wait()
+            self.killed = False
             with trio.CancelScope() as self._life:
                 self.say("agent starts")
                 await self._agent()

@@ -128,7 +128,7 @@ async def _end(world: World, before: int) -> None:
         plane.stop()
     for node in world.nodes.values():
         node.hold("the end")
-        node.end_agent()
+        node.stop_agent()
     await trio.sleep(_STOP_S)
     if world.wires.open:
         world.fail("nothing leaks", f"{len(world.wires.open)} connections are open and nobody is there")

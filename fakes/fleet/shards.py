@@ -219,11 +219,14 @@ class Shards:
         """Own every supervisor until cancelled. Started once everything that was left behind is adopted."""
         async with trio.open_nursery() as nursery:
             self._nursery = nursery
-            for key, record in sorted(self._node.records.items()):
-                await trio.lowlevel.checkpoint()
-                self._take_over(key, record, nursery)
-            task_status.started()
-            await trio.sleep_forever()
+            try:
+                for key, record in sorted(self._node.records.items()):
+                    await trio.lowlevel.checkpoint()
+                    self._take_over(key, record, nursery)
+                task_status.started()
+                await trio.sleep_forever()
+            finally:
+                self._nursery = None
 
     def _take_over(self, key: tuple[str, int], record: Record, nursery: trio.Nursery) -> None:
         now, command, engine = self._node.clock(), record.command, record.engine
@@ -270,13 +273,25 @@ class Shards:
         record = Record(command, numbers, uuids, port, rendezvous, now, ShardState.STARTING, now, node.boot)
         shard = begin(command.model, command.profile.limits, now, command.rank)
         supervisor = self._known[key] = Supervisor(record, shard, node, self._changed)
+        try:
+            await node.moment()
+        except trio.Cancelled:
+            del self._known[key]  # nothing was written yet: from there on a launch runs to its end
+            raise
         node.records[key] = record
-        await node.moment()
-        await trio.lowlevel.checkpoint_if_cancelled()  # a process that was killed starts nothing
+        await self._moment()
         record.engine = node.launch(command, port, rendezvous, uuids)
-        await node.moment()
+        await self._moment()
         self._changed(supervisor.report())
-        self._nursery.start_soon(supervisor.run)
+        if self._nursery is not None:
+            self._nursery.start_soon(supervisor.run)
+
+    async def _moment(self) -> None:
+        """Time in which a launch cannot be cancelled; only the end of the whole process interrupts it."""
+        with trio.CancelScope(shield=True):
+            await self._node.moment()
+        if self._node.killed:
+            await trio.sleep_forever()
 
     def _devices(self, command: StartShard, inventory: Inventory) -> tuple[Device, ...]:
         devices = []

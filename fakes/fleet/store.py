@@ -11,6 +11,7 @@ import trio
 
 from llmgw.errors import OperatorError
 from llmgw.scheduler.explain import Unplaced
+from llmgw.scheduler.scale import Scale
 from llmgw.scheduler.state import Replica
 from llmgw.store.api import NodeRow, PassRecord, SettingsRevision, StoredDecision
 
@@ -28,6 +29,7 @@ class Disk:
         self.decisions = 0
         self.trouble = ""
         self.brake_released = 0.0
+        self.scales: Mapping[str, Scale] = {}
 
 
 class MemoryStore:
@@ -106,10 +108,15 @@ class MemoryStore:
                     "only one control plane decides; stop this one",
                 )
             disk.replicas, disk.next_serial, disk.unplaced = record.replicas, record.next_serial, record.unplaced
+            disk.scales = record.scales
             disk.passes += 1
             disk.decisions += len(record.decisions)
             await self._moment()
             return disk.passes
+
+    async def scales(self) -> dict[str, Scale]:
+        await self._moment()
+        return dict(self._disk.scales)
 
     async def brake_released(self) -> float:
         await self._moment()

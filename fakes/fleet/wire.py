@@ -74,10 +74,11 @@ class Wire:
             self._gone(self)
 
     def cut(self) -> None:
-        """Both ends see the connection end at once, and nothing more comes through."""
+        """Both ends see the connection end at once, and nothing more comes through; where it hangs nobody sees it."""
         self.is_cut = True
-        self._up.end()
-        self._down.end()
+        for way in (self._up, self._down):
+            if not way.dropped:
+                way.end()
 
     def drop(self, *, up: bool, down: bool) -> None:
         """From now on what is sent in these directions vanishes."""

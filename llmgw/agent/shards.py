@@ -267,6 +267,9 @@ class Shards:
         except OSError as failed:
             del self._known[supervisor.key]
             raise OperatorError(str(folder), f"cannot be written: {failed.strerror}", "check the disk") from failed
+        except trio.Cancelled:
+            del self._known[supervisor.key]  # nothing was written yet: from there on a launch runs to its end
+            raise
         except OperatorError:
             del self._known[supervisor.key]
             records.remove(folder)  # a few small files, and no checkpoint that could lose the error

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from bisect import bisect_left, insort
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from types import MappingProxyType
 
 from attrs import evolve, frozen
 
@@ -13,6 +14,7 @@ from llmgw.scheduler.state import Node
 from llmgw.settings.catalog import Packing
 
 Score = tuple[bool, int]
+_NONE: Mapping[str, Iterable[int]] = MappingProxyType({})
 
 
 @frozen
@@ -130,8 +132,15 @@ def rails_of(node: Node) -> tuple[Rails, ...]:
 class Fleet:
     """All nodes, what is taken on each, and what was asked of them so far. Lives within one pass."""
 
-    def __init__(self, nodes: Iterable[Node], taken: Mapping[str, Mapping[int, str]]) -> None:
-        self._views = {node.id: NodeView(node, dict(taken.get(node.id, {}))) for node in nodes}
+    def __init__(
+        self,
+        nodes: Iterable[Node],
+        taken: Mapping[str, Mapping[int, str]],
+        leaving: Mapping[str, Iterable[int]] = _NONE,
+    ) -> None:
+        self._views = {
+            node.id: NodeView(node, dict(taken.get(node.id, {})), frozenset(leaving.get(node.id, ()))) for node in nodes
+        }
         self._pools: dict[Need, Pool] = {}
 
     def __len__(self) -> int:
