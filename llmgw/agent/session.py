@@ -240,12 +240,14 @@ class Link:
         sequence = 0
         while True:
             taken, changed = await self._outbox.take()
-            messages: list[AgentMessage] = [*taken]
+            messages: list[AgentMessage] = []
             now = self._inventory()
             if changed and (delta := diff(told, now)) is not None:
                 sequence += 1
                 told = now
+                # Before the reports: whose end is told there must not look like a stranger who holds memory.
                 messages.append(HardwareChanged(sequence, delta))
+            messages += taken
             for message in messages:
                 try:
                     await session.send(message)
