@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from types import TracebackType
 from typing import Self
 
@@ -11,6 +11,7 @@ import trio
 
 from llmgw.errors import OperatorError
 from llmgw.scheduler.explain import Unplaced
+from llmgw.scheduler.memory import Learned
 from llmgw.scheduler.scale import Scale
 from llmgw.scheduler.state import Replica
 from llmgw.store.api import NodeRow, PassRecord, SettingsRevision, StoredDecision
@@ -28,6 +29,7 @@ class Disk:
         self.passes = 0
         self.decisions = 0
         self.trouble = ""
+        self.learned: tuple[Learned, ...] = ()
         self.brake_released = 0.0
         self.scales: Mapping[str, Scale] = {}
 
@@ -91,6 +93,16 @@ class MemoryStore:
             self._check_writable()
             self._disk.nodes = {**self._disk.nodes, row.id: row}
             await self._moment(0.05)
+
+    async def learned(self) -> tuple[Learned, ...]:
+        await self._moment()
+        return self._disk.learned
+
+    async def save_learned(self, rows: Iterable[Learned]) -> None:
+        async with self._turn:
+            await self._moment(0.05)
+            self._check_writable()
+            self._disk.learned = tuple(rows)
 
     async def replicas(self) -> tuple[tuple[Replica, ...], int]:
         await self._moment()

@@ -19,6 +19,8 @@ from llmgw.agent.epoch import Epoch, EpochFile
 from llmgw.agent.hardware import Hardware
 from llmgw.agent.session import Link, Outbox
 from llmgw.agent.shards import Shards
+from llmgw.agent.weights import Weights
+from llmgw.discovery.weights import hub_cache
 from llmgw.hardware.inventory import Inventory
 from llmgw.link.client import Backoff, connect
 from llmgw.scheduler.state import ShardReport
@@ -55,13 +57,17 @@ async def _main(config: AgentConfig) -> None:
     dispatch = Dispatch(shards, epoch, inventory)
     dial = partial(connect, tls=config.tls, trust_domain=config.trust_domain)
     backoff = Backoff(random.Random())  # noqa: S311 - jitter, not a secret
-    link = Link(config, dial, shards.reports, dispatch, inventory, epoch, outbox, backoff, time.time, shards.loads)
+    weights = Weights(config.weights_dir, hub_cache(os.environ), config.discovery.interval_s, outbox.weights)
+    link = Link(
+        config, dial, shards.reports, dispatch, inventory, epoch, outbox, backoff, time.time, shards.loads, weights
+    )
     async with trio.open_nursery() as root:
         await root.start(_signals, root.cancel_scope)
         await root.start(shards.run)
         # After the engines are adopted: a driver that hangs must not keep anybody from them.
         found = await hardware.read()
         root.start_soon(hardware.run)
+        root.start_soon(weights.run)
         root.start_soon(link.run)
         log.info(
             "ready",

@@ -12,6 +12,7 @@ from attrs import frozen
 from llmgw import __version__
 from llmgw.agent.dispatch import Dispatch
 from llmgw.agent.epoch import Epoch
+from llmgw.agent.weights import Weights
 from llmgw.errors import LlmgwError, OperatorError, PeerError
 from llmgw.hardware.delta import diff
 from llmgw.hardware.inventory import Inventory
@@ -25,6 +26,7 @@ from llmgw.link.messages import (
     ForgetShard,
     HardwareChanged,
     Heartbeat,
+    LookForWeights,
     NotUnderstood,
     Register,
     ShardCommand,
@@ -62,6 +64,7 @@ class Outbox:
         self._reports: dict[tuple[str, int], ShardReport] = {}
         self._results: list[CommandResult | NotUnderstood] = []
         self._hardware = False
+        self._weights = False
         self._filled = trio.Event()
 
     def report(self, report: ShardReport) -> None:
@@ -79,30 +82,40 @@ class Outbox:
         self._hardware = True
         self._filled.set()
 
+    def weights(self) -> None:
+        """Weights were looked at."""
+        self._weights = True
+        self._filled.set()
+
     def clear(self) -> None:
         """A registration says all of it."""
         self._reports.clear()
         self._results.clear()
-        self._hardware = False
+        self._hardware = self._weights = False
 
-    async def take(self) -> tuple[list[ShardStatus | CommandResult | NotUnderstood], bool]:
-        """Wait for something to say, and take all of it, reports before results; and whether the hardware changed."""
-        while not self._reports and not self._results and not self._hardware:
+    async def take(self) -> tuple[list[ShardStatus | CommandResult | NotUnderstood], bool, bool]:
+        """Wait for something to say, and take all of it, reports before results.
+
+        And whether the hardware changed, and whether weights were looked at.
+        """
+        while not (self._reports or self._results or self._hardware or self._weights):
             await self._filled.wait()
             self._filled = trio.Event()
         self._filled = trio.Event()
         taken: list[ShardStatus | CommandResult | NotUnderstood] = [ShardStatus(r) for r in self._reports.values()]
         taken += self._results
-        changed, self._hardware = self._hardware, False
+        hardware, self._hardware = self._hardware, False
+        weights, self._weights = self._weights, False
         self._reports.clear()
         self._results.clear()
-        return taken, changed
+        return taken, hardware, weights
 
 
 class Link:
     """Keeps one session with a control plane, whichever of them will have us.
 
     ``reports``, ``inventory`` and ``loads`` are asked for the shards, the hardware and the engines' work of now.
+    Without ``weights`` none are looked at.
     """
 
     def __init__(
@@ -117,9 +130,11 @@ class Link:
         backoff: Backoff,
         clock: Callable[[], float],
         loads: Callable[[], tuple[EngineLoad, ...]] = tuple,
+        weights: Weights | None = None,
     ) -> None:
         self._config = config
         self._dial = dial
+        self._weights = weights
         self._reports = reports
         self._dispatch = dispatch
         self._inventory = inventory
@@ -215,6 +230,7 @@ class Link:
             engines=tuple(e.kind for e in self._config.engines),
             shards=self._reports(),
             epoch=self._epoch.highest,
+            weights=None if self._weights is None else self._weights.found,
         )
 
     async def _listen(self, session: Session, commands: trio.MemorySendChannel[ShardCommand]) -> None:
@@ -223,6 +239,8 @@ class Link:
             match message:
                 case StartShard() | DrainShard() | StopShard() | ForgetShard():
                     commands.send_nowait(message)
+                case LookForWeights(names=names) if self._weights is not None:
+                    self._weights.ask(names)
                 case Unknown(tag=tag):
                     self._outbox.result(NotUnderstood(tag))
                 case NotUnderstood(tag=tag):
@@ -239,7 +257,7 @@ class Link:
         """Say what there is to say; ``told`` is the inventory that the control plane has."""
         sequence = 0
         while True:
-            taken, changed = await self._outbox.take()
+            taken, changed, looked = await self._outbox.take()
             messages: list[AgentMessage] = []
             now = self._inventory()
             if changed and (delta := diff(told, now)) is not None:
@@ -248,6 +266,8 @@ class Link:
                 # Before the reports: whose end is told there must not look like a stranger who holds memory.
                 messages.append(HardwareChanged(sequence, delta))
             messages += taken
+            if looked and self._weights is not None:
+                messages.append(self._weights.found)
             for message in messages:
                 try:
                     await session.send(message)

@@ -25,6 +25,7 @@ from llmgw.link.messages import (
     ForgetShard,
     HardwareChanged,
     Heartbeat,
+    LookForWeights,
     Message,
     NotUnderstood,
     Refused,
@@ -33,6 +34,7 @@ from llmgw.link.messages import (
     ShardStatus,
     StartShard,
     StopShard,
+    WeightsFound,
     Welcome,
 )
 from llmgw.settings.convert import WrongValue, strict_converter
@@ -46,6 +48,7 @@ UP: Mapping[str, type[AgentMessage]] = MappingProxyType(
         "register": Register,
         "heartbeat": Heartbeat,
         "hardware-changed": HardwareChanged,
+        "weights-found": WeightsFound,
         "shard-status": ShardStatus,
         "command-result": CommandResult,
         "not-understood": NotUnderstood,
@@ -57,6 +60,7 @@ DOWN: Mapping[str, type[ServerMessage]] = MappingProxyType(
     {
         "welcome": Welcome,
         "refused": Refused,
+        "look-for-weights": LookForWeights,
         "start-shard": StartShard,
         "drain-shard": DrainShard,
         "stop-shard": StopShard,

@@ -10,9 +10,18 @@ from llmgw.scheduler.scale import EngineLoad
 from llmgw.scheduler.state import ShardReport
 from llmgw.settings.catalog import EngineKind, Profile
 from llmgw.settings.daemon import Address
+from llmgw.settings.weight_facts import WeightFacts
 
 PROTOCOL = 1
 """Version of this protocol. Ends whose versions differ by one must understand each other."""
+
+
+@frozen
+class WeightsFound:
+    """Up, when there is something new: which of the weights it was asked for were looked at, and what is here."""
+
+    asked: tuple[str, ...]
+    weights: tuple[WeightFacts, ...]
 
 
 @frozen
@@ -20,7 +29,8 @@ class Register:
     """Up, first on every connection: all that the control plane needs to know of the node.
 
     ``epoch`` is the highest epoch that the agent ever saw; ``address`` is where the router reaches the
-    node's engines. ``shards`` are all shards that are running or whose end was not yet acknowledged.
+    node's engines. ``shards`` are all shards that are running or whose end was not yet acknowledged. ``weights`` is
+    ``None`` from an agent that does not look at any.
     """
 
     protocol: int
@@ -32,6 +42,7 @@ class Register:
     engines: tuple[EngineKind, ...]
     shards: tuple[ShardReport, ...]
     epoch: int
+    weights: WeightsFound | None = None
 
 
 @frozen
@@ -156,13 +167,20 @@ class ForgetShard:
 
 
 @frozen
+class LookForWeights:
+    """Down: the weights that the catalog names. Those that are here are told about, now and whenever they change."""
+
+    names: tuple[str, ...]
+
+
+@frozen
 class NotUnderstood:
     """Either way: a message of this tag is unknown here; the sender carries on without it."""
 
     tag: str
 
 
-AgentMessage = Register | Heartbeat | HardwareChanged | ShardStatus | CommandResult | NotUnderstood
-ServerMessage = Welcome | Refused | StartShard | DrainShard | StopShard | ForgetShard | NotUnderstood
+AgentMessage = Register | Heartbeat | HardwareChanged | WeightsFound | ShardStatus | CommandResult | NotUnderstood
+ServerMessage = Welcome | Refused | LookForWeights | StartShard | DrainShard | StopShard | ForgetShard | NotUnderstood
 ShardCommand = StartShard | DrainShard | StopShard | ForgetShard
 Message = AgentMessage | ServerMessage

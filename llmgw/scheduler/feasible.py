@@ -21,6 +21,7 @@ class Need:
     """What one shard asks of a node: profiles with the same need have the same places.
 
     ``together`` says that the devices of a group should be of one NVLink domain, ``nodes`` how many nodes take part.
+    ``least_mib`` is how much memory a device of a class must have, where not all of that class have as much.
     """
 
     engine: EngineKind
@@ -32,9 +33,10 @@ class Need:
     quantization: str | None
     labels: tuple[tuple[str, str], ...]
     tolerate: frozenset[str]
+    least_mib: tuple[tuple[str, int], ...] = ()
 
 
-def need_of(profile: Profile, rules: PlacementRules) -> Need:
+def need_of(profile: Profile, rules: PlacementRules, least_mib: tuple[tuple[str, int], ...] = ()) -> Need:
     """The need of a profile's shards."""
     return Need(
         engine=profile.engine,
@@ -46,6 +48,7 @@ def need_of(profile: Profile, rules: PlacementRules) -> Need:
         quantization=profile.quantization,
         labels=tuple(sorted(rules.nodes.items())),
         tolerate=frozenset(rules.tolerate),
+        least_mib=least_mib,
     )
 
 
@@ -179,6 +182,9 @@ def _against(need: Need, device: Device, view: NodeView) -> str | None:
         return held.reason
     if need.memory_gib is not None and device.total_mib is not None and device.total_mib < need.memory_gib * 1024:
         return f"{device.label} has {device.total_mib / 1024:.1f} GiB, {need.memory_gib:g} GiB are needed"
+    for name, least_mib in need.least_mib:
+        if name == device.device_class and device.total_mib is not None and device.total_mib < least_mib:
+            return f"{device.label} has {device.total_mib} MiB, {least_mib} are needed"
     if need.quantization is not None:
         capability = device.compute_capability or compute_capability(device.device_class)
         for _path, problem, _hint in fp8(need.quantization, {device.label: capability}):

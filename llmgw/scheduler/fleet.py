@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from bisect import bisect_left, insort
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from functools import cached_property
 from types import MappingProxyType
 
 from attrs import evolve, frozen
 
 from llmgw.scheduler.explain import Refusal
 from llmgw.scheduler.feasible import Choice, Need, NodeView, devices_of, node_refusals
+from llmgw.scheduler.memory import Sizes
 from llmgw.scheduler.state import Node
 from llmgw.settings.catalog import Packing
 
@@ -129,15 +131,30 @@ def rails_of(node: Node) -> tuple[Rails, ...]:
     return tuple(Rails(f.label, f.kind.value, len(f.ports)) for f in node.inventory.fabrics if f.ports and not f.faults)
 
 
+@frozen
+class ClassSpan:
+    """The nodes that have a class, and the least and the most memory of its devices, which its name rounds to GiB."""
+
+    nodes: tuple[str, ...]
+    least_mib: int | None
+    most_mib: int | None
+
+
 class Fleet:
-    """All nodes, what is taken on each, and what was asked of them so far. Lives within one pass."""
+    """All nodes, what is taken on each, and what was asked of them so far. Lives within one pass.
+
+    ``sizes`` says how much memory profiles need, ``leaving`` has the devices by node that count as free because what
+    runs there is going to leave them.
+    """
 
     def __init__(
         self,
         nodes: Iterable[Node],
         taken: Mapping[str, Mapping[int, str]],
+        sizes: Sizes | None = None,
         leaving: Mapping[str, Iterable[int]] = _NONE,
     ) -> None:
+        self.sizes = sizes or Sizes()
         self._views = {
             node.id: NodeView(node, dict(taken.get(node.id, {})), frozenset(leaving.get(node.id, ()))) for node in nodes
         }
@@ -152,6 +169,20 @@ class Fleet:
     def view(self, node: str) -> NodeView:
         """A node with what is taken on it."""
         return self._views[node]
+
+    @cached_property
+    def classes(self) -> Mapping[str, ClassSpan]:
+        """Every device class that there is: its nodes, and how much memory its devices have."""
+        nodes: dict[str, list[str]] = {}
+        totals: dict[str, set[int]] = {}
+        for view in self._views.values():
+            for name, devices in view.by_class.items():
+                nodes.setdefault(name, []).append(view.node.id)
+                totals.setdefault(name, set()).update(d.total_mib for d in devices if d.total_mib is not None)
+        return {
+            name: ClassSpan(tuple(some), min(totals[name], default=None), max(totals[name], default=None))
+            for name, some in nodes.items()
+        }
 
     def pool(self, need: Need) -> Pool:
         """Every node's answer to a need, as of now."""

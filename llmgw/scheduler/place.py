@@ -5,13 +5,14 @@ from __future__ import annotations
 import itertools
 from collections.abc import Iterator, Mapping, Sequence
 
-from attrs import frozen
+from attrs import evolve, frozen
 
 from llmgw.scheduler.explain import Candidate, Refusal
 from llmgw.scheduler.feasible import need_of
 from llmgw.scheduler.fleet import Fleet, Pool, Ranking, rails_of
 from llmgw.scheduler.state import Node
 from llmgw.settings.catalog import Model, Profile
+from llmgw.settings.memory import arithmetic_of, remedy_of
 
 
 @frozen
@@ -51,11 +52,22 @@ def place(
     tried in the operator's order, and classes in the profile's: a place for an earlier one is better than any other.
     """
     candidates: list[Candidate] = []
-    for profile in model.profiles:
-        pool = fleet.pool(need_of(profile, model.placement))
+    for at, profile in enumerate(model.profiles):
+        if looking := fleet.sizes.looked_for_by(profile):
+            # Those after it are not tried: what takes their place would keep it.
+            not_yet = _not_yet(profile, looking)
+            names = [later.name for later in model.profiles[at:]]
+            candidates += [Candidate(view.node.id, name, (not_yet,)) for name in names for view in fleet]
+            return NoPlace(f"profile {profile.name}: {not_yet.reason}", not_yet.remedy, tuple(candidates))
+        small, least_mib = _too_small(model, profile, fleet)
+        pool = fleet.pool(need_of(profile, model.placement, least_mib))
         against: dict[str, list[Refusal]] = {}
         together: list[Candidate] = []
         for name in profile.device_class:
+            if name in small:
+                for node in fleet.classes[name].nodes:
+                    against.setdefault(node, []).append(small[name])
+                continue
             offers = pool.offers[name]
             if not offers:
                 continue
@@ -65,18 +77,56 @@ def place(
                 continue
             found = _alone(model, pool, name, here) if profile.nodes == 1 else _together(model, pool, name, here, fleet)
             if isinstance(found, _Chosen):
-                return _placement(profile, name, found, pool, fleet)
+                return _placement(model, profile, name, found, pool, fleet)
             if profile.nodes > 1 and found is not None:
                 together.append(Candidate("+".join(sorted(offers)), profile.name, (found,)))
                 continue
             for node in offers:
                 against.setdefault(node, []).append(_too_many_here(model, node, here[node]))
-        candidates += [Candidate(node, profile.name, pool.refused[node]) for node in sorted(pool.refused)]
-        candidates += [Candidate(node, profile.name, tuple(some)) for node, some in sorted(against.items())]
+        for node, some in pool.refused.items():
+            against[node] = [*against.get(node, ()), *some]
+        # By all that speaks against a node as it is before what speaks against one more replica there.
+        order = sorted(against, key=lambda n: (n not in pool.refused, n))
+        candidates += [Candidate(node, profile.name, tuple(against[node])) for node in order]
         candidates += together
     if not len(fleet):
         return NoPlace("no node has registered", "start llmgw agent on a node", ())
     return NoPlace(_summary(candidates), "", tuple(candidates))
+
+
+def doubt(model: Model, profile: Profile, fleet: Fleet) -> NoPlace | None:
+    """Why nothing that serves should give way to this profile: it fits nowhere, or nobody knows yet whether it does."""
+    small, _ = _too_small(model, profile, fleet)
+    there = [name for name in profile.device_class if name in fleet.classes]
+    if not fleet.sizes.looked_for_by(profile) and not (there and all(name in small for name in there)):
+        return None
+    found = place(evolve(model, profiles=(profile,)), fleet, {}, {}, {})
+    return found if isinstance(found, NoPlace) else None
+
+
+def _not_yet(profile: Profile, looking: Sequence[str]) -> Refusal:
+    first = ", ".join(looking[:3]) + (f" and {len(looking) - 3} more" if len(looking) > 3 else "")
+    reason = f"how large {profile.weights} is, is not known yet: {first} may have it"
+    return Refusal("memory", reason, "wait: it is asked, for 10 s at most")
+
+
+def _too_small(model: Model, profile: Profile, fleet: Fleet) -> tuple[dict[str, Refusal], tuple[tuple[str, int], ...]]:
+    """The device classes none of whose devices can hold the profile, and what a device of another must have (MiB).
+
+    Asked of classes, not of devices: a class has one size but for its rounding, and what all of it can hold needs no
+    question of any node.
+    """
+    small: dict[str, Refusal] = {}
+    some: list[tuple[str, int]] = []
+    for name, counted in fleet.sizes.of(model.name, profile).items():
+        span = fleet.classes.get(name)
+        if span is None or span.least_mib is None or span.most_mib is None or counted.fits(span.least_mib):
+            continue
+        if counted.fits(span.most_mib):
+            some.append((name, counted.least_mib))
+            continue
+        small[name] = Refusal("memory", arithmetic_of(counted, span.most_mib), remedy_of(profile, counted))
+    return small, tuple(some)
 
 
 @frozen
@@ -143,7 +193,7 @@ def _over_quota(
     return Refusal("quota", reason, f"raise quotas.{model.group}.{name}, or lower the replicas of the group")
 
 
-def _placement(profile: Profile, name: str, chosen: _Chosen, pool: Pool, fleet: Fleet) -> Placement:
+def _placement(model: Model, profile: Profile, name: str, chosen: _Chosen, pool: Pool, fleet: Fleet) -> Placement:
     parts, where = [], []
     for node in chosen.nodes:
         devices = pool.offers[name][node].devices
@@ -153,7 +203,9 @@ def _placement(profile: Profile, name: str, chosen: _Chosen, pool: Pool, fleet: 
         where.append(f"{node}: {', '.join(labels)}")
     over = f" over fabric {chosen.fabric}" if chosen.fabric is not None else ""
     others = f", of {chosen.of} nodes that could" if chosen.of > len(chosen.nodes) else ""
-    reason = f"profile {profile.name} on {'; '.join(where)} ({name}){over}{others}"
+    counted = fleet.sizes.of(model.name, profile).get(name)
+    memory = "" if counted is None else f"; {counted.short}"
+    reason = f"profile {profile.name} on {'; '.join(where)} ({name}){over}{others}{memory}"
     return Placement(profile, name, tuple(parts), chosen.fabric, reason)
 
 

@@ -14,10 +14,12 @@ from types import MappingProxyType
 from attrs import field, frozen
 
 from llmgw.hardware.inventory import Inventory
+from llmgw.scheduler.memory import Learned
 from llmgw.scheduler.scale import Demand, Scale
 from llmgw.settings.catalog import EngineKind, Model, Profile
 from llmgw.settings.daemon import Address
 from llmgw.settings.document import Liveness
+from llmgw.settings.weight_facts import WeightFacts
 
 _NO_LOAD: Mapping[str, int] = MappingProxyType({})
 _NO_TIMES: Mapping[str, float] = MappingProxyType({})
@@ -173,7 +175,8 @@ class Replica:
 class Node:
     """A node as the control plane sees it: its last registration, and how long it has been silent.
 
-    ``heard`` is when it was heard last; ``labels`` and ``taints`` are what the settings say of it.
+    ``heard`` is when it was heard last; ``labels`` and ``taints`` are what the settings say of it. ``weights`` are
+    those of the catalog that it has, and of ``looking`` it was asked and has not answered.
     """
 
     id: str
@@ -189,6 +192,8 @@ class Node:
     heard: float = 0.0
     labels: Mapping[str, str] = field(default=_NO_LABELS, hash=False)
     taints: tuple[str, ...] = ()
+    weights: tuple[WeightFacts, ...] = ()
+    looking: frozenset[str] = frozenset()
 
 
 @frozen
@@ -199,7 +204,7 @@ class ClusterState:
     number. ``next_serial`` is the number of the next new replica. ``unplaced_since`` says since when a model has had
     replicas without a place, by the pass before. ``brake_released`` is when an operator last said that nodes which
     were silent by then are really gone. ``demands`` has what models have to do, as far as anybody knows, and ``scales``
-    what came of it in the pass before.
+    what came of it in the pass before. ``learned`` is what profiles were measured to need.
     """
 
     cluster: str
@@ -214,6 +219,7 @@ class ClusterState:
     brake_released: float = 0.0
     demands: Mapping[str, Demand] = field(default=_NO_DEMANDS, hash=False)
     scales: Mapping[str, Scale] = field(default=_NO_SCALES, hash=False)
+    learned: tuple[Learned, ...] = ()
 
     def node(self, node_id: str) -> Node | None:
         """The node of this id, if it ever registered."""
@@ -222,6 +228,29 @@ class ClusterState:
     def report(self, place: Assignment, generation: int) -> ShardReport | None:
         """What was last said of this start of this shard."""
         return self._reports.get((place.node, place.shard, generation))
+
+    @cached_property
+    def weights(self) -> dict[str, WeightFacts]:
+        """What is known of the catalog's weights, by what profiles call them.
+
+        One name means one model wherever it is; where nodes differ, the larger are whole and the others are not.
+        """
+        made: dict[str, WeightFacts] = {}
+        for node in self.nodes:
+            for facts in node.weights:
+                known = made.get(facts.name)
+                if known is None or (facts.weights_bytes or 0) > (known.weights_bytes or 0):
+                    made[facts.name] = facts
+        return made
+
+    @cached_property
+    def looking(self) -> dict[str, tuple[str, ...]]:
+        """Which nodes may still say something of weights, by what profiles call them."""
+        made: dict[str, tuple[str, ...]] = {}
+        for node in self.nodes:
+            for name in node.looking:
+                made[name] = (*made.get(name, ()), node.id)
+        return made
 
     @cached_property
     def _nodes(self) -> dict[str, Node]:

@@ -8,7 +8,7 @@ from attrs import evolve, frozen
 
 from llmgw.scheduler.explain import DecisionKind, Unplaced
 from llmgw.scheduler.fleet import Fleet
-from llmgw.scheduler.place import NoPlace, Placement, place
+from llmgw.scheduler.place import NoPlace, Placement, doubt, place
 from llmgw.scheduler.state import Goal, Replica
 from llmgw.scheduler.working import Working, serial
 from llmgw.settings.catalog import Model, Profile, Update
@@ -18,13 +18,17 @@ from llmgw.settings.digest import profile_digest
 def want(pass_: Working, model: Model) -> None:
     """Bring one model to what its entry in the catalog says."""
     _shrink(pass_, model)
-    _refresh(pass_, model)
+    held = _refresh(pass_, model)
     _house(pass_, model)
     _grow(pass_, model)
+    if held is not None and not any(item.model == model.name for item in pass_.unplaced):
+        since = pass_.state.unplaced_since.get(model.name, pass_.now)
+        count = model.replicas
+        pass_.unplaced.append(Unplaced(model.name, count, count, held.reason, held.candidates, since))
 
 
-def _refresh(pass_: Working, model: Model) -> None:
-    """Replace rows whose profile was edited, one at a time, as the model's ``update`` says."""
+def _refresh(pass_: Working, model: Model) -> NoPlace | None:
+    """Replace rows whose profile was edited, one at a time, as the model's ``update`` says; or why not."""
     rows = pass_.of_model(model.name)
     rejected = {r.rejected for r in rows if r.rejected}
     busy = any(r.superseded_by in pass_.rows for r in rows if r.superseded_by) or any(not r.shards for r in rows)
@@ -42,12 +46,15 @@ def _refresh(pass_: Working, model: Model) -> None:
         if isinstance(found, Placement):
             new = pass_.add(model, found, f"{why}: replaces {row.id}")
             pass_.rows[row.id] = evolve(row, superseded_by=new.id)
+        elif wanted is not None and (held := doubt(model, wanted, pass_.fleet)):
+            return evolve(held, reason=f"{why}, {row.id} serves on as it was: {held.reason}")
         elif not any(not pass_.lost(r) and r.goal is not Goal.RUN for r in rows):
             if found is not None:
                 why = f"{why}, and there is no room for both the old and the new one"
             pass_.retire(row, why, other=wanted)
         # Else something is on its way out already: its devices come free first.
         busy = True
+    return None
 
 
 def _house(pass_: Working, model: Model) -> None:
@@ -188,8 +195,9 @@ def _one_node(model: Model) -> bool:
 
 
 def _same_but_limits(wanted: Profile, has: Profile) -> bool:
-    """Limits are the agent's and the scheduler's to follow; the engine need not start anew for them."""
-    return evolve(has, limits=wanted.limits) == wanted
+    """Limits and sizes are the agent's and the scheduler's to follow; the engine need not start anew for them."""
+    sizes = {name: getattr(wanted, name) for name in ("parameters", "concurrency", "memory_gib")}
+    return evolve(has, limits=wanted.limits, **sizes) == wanted
 
 
 def _explain(

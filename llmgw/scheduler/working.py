@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import re
 from collections import Counter
+from functools import cached_property
 
 from attrs import evolve
 
 from llmgw.scheduler.brake import brake
 from llmgw.scheduler.explain import Command, Decision, DecisionKind, Unplaced
 from llmgw.scheduler.fleet import Fleet
+from llmgw.scheduler.memory import Sizes
 from llmgw.scheduler.place import Placement
 from llmgw.scheduler.state import Assignment, ClusterState, Goal, NodeState, Replica, ShardState, placed_on
 from llmgw.settings.catalog import Model, Profile
@@ -110,7 +112,12 @@ class Working:
                     if shard.node in taken:
                         taken[shard.node].update(dict.fromkeys(shard.devices, shard.shard))
         some = self.state.nodes if nodes is None else [n for n in self.state.nodes if n.id in nodes]
-        return Fleet(some, taken, leaving)
+        return Fleet(some, taken, self.sizes, leaving)
+
+    @cached_property
+    def sizes(self) -> Sizes:
+        """How much memory profiles need."""
+        return Sizes(self.state.weights, self.state.learned, self.state.looking)
 
     def here(self, model: str) -> Counter[str]:
         """How many replicas of a model each node has a part of."""

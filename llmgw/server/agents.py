@@ -17,12 +17,14 @@ from llmgw.link.messages import (
     ForgetShard,
     HardwareChanged,
     Heartbeat,
+    LookForWeights,
     NotUnderstood,
     Register,
     ServerMessage,
     ShardCommand,
     ShardStatus,
     StartShard,
+    WeightsFound,
     Welcome,
 )
 from llmgw.link.session import Session
@@ -73,6 +75,13 @@ class Agents:
                 known.again.pop(command.command, None)
                 known.sent[command.command] = command
                 known.put(command)
+
+    def ask_for_weights(self) -> None:
+        """Tell nodes which weights the catalog names, where that is news to them."""
+        now = self._clock()
+        for node, mine in self._sessions.items():
+            if (names := self._cluster.ask_for_weights(node, now)) is not None:
+                mine.put(LookForWeights(names))
 
     async def serve(self, session: Session, register: Register) -> None:
         """One node's session, from its registration to its end. Cancelling it ends the session."""
@@ -148,6 +157,8 @@ class Agents:
                         # Its next registration says everything anew.
                         return f"hardware change {sequence} does not follow {mine.hardware - 1}"
                     row = self._cluster.rediscovered(node, delta)
+                case WeightsFound():
+                    row = self._cluster.found_weights(node, message)
                 case ShardStatus(report=report):
                     self._log.info(
                         "shard", node=node, shard=report.shard, generation=report.generation,
@@ -167,8 +178,13 @@ class Agents:
                 await self._remember(row)
 
     async def _remember(self, row: NodeRow) -> None:
-        """Write a node's row down. A store that cannot take it must not cost us the node: it is all in memory too."""
+        """Write a node's row down, and what it teaches.
+
+        A store that cannot take it must not cost us the node: it is all in memory too.
+        """
         try:
+            if learned := self._cluster.learn(row, self._clock()):
+                await self._store.save_learned(learned)
             await self._store.save_node(row)
         except OperatorError as failed:
             self._log.error("a node's report is not stored", node=row.id, error=str(failed))

@@ -12,14 +12,18 @@ from types import MappingProxyType
 from attrs import evolve, frozen
 
 from llmgw.hardware.delta import InventoryDelta, apply
-from llmgw.link.messages import Register, StartShard
+from llmgw.link.messages import Register, StartShard, WeightsFound
 from llmgw.router.wire import Load
 from llmgw.scheduler.explain import Outcome, Unplaced
+from llmgw.scheduler.learn import lesson
 from llmgw.scheduler.liveness import node_state
+from llmgw.scheduler.memory import Learned, absorbed
 from llmgw.scheduler.scale import EngineLoad, Scale, scaled
 from llmgw.scheduler.state import ClusterState, Goal, Node, NodeState, Replica, ShardReport, ShardState
 from llmgw.server.demand import DemandBook
+from llmgw.server.weights_book import WeightsBook, merged, named_weights
 from llmgw.settings.document import NodeRules, Settings
+from llmgw.settings.weight_facts import WeightFacts
 from llmgw.store.api import NodeRow, Store
 
 _NO_RULES = NodeRules()
@@ -53,6 +57,7 @@ class Cluster:
         woken: Callable[[], None],
         brake_released: float = 0.0,
         scales: Mapping[str, Scale] = MappingProxyType({}),
+        learned: Iterable[Learned] = (),
     ) -> None:
         self.id = cluster
         self.epoch = epoch
@@ -64,6 +69,8 @@ class Cluster:
         self.brake_released = brake_released
         self.scales: Mapping[str, Scale] = scales
         self._demand = DemandBook(started)
+        self._weights = WeightsBook()
+        self._learned = {(item.digest, item.device_class): item for item in learned}
         self._next_serial = next_serial
         self._woken = woken
         # Silence counts from our own start at the earliest: while we were down, nobody could be heard.
@@ -82,7 +89,9 @@ class Cluster:
             engines=message.engines,
             reports=message.shards,
             last_heard=now,
+            weights=self._merged(message.node, message.weights or WeightsFound((), ())),
         )
+        self._weights.registered(row.id, message.weights)
         self._rows[row.id] = row
         self._links[row.id] = now
         self._left.pop(row.id, None)
@@ -99,6 +108,34 @@ class Cluster:
         self._rows[node] = evolve(row, inventory=apply(row.inventory, delta))
         self._woken()
         return self._rows[node]
+
+    def ask_for_weights(self, node: str, now: float) -> tuple[str, ...] | None:
+        """The weights that the node is to look for, if it was not told of just these before."""
+        names = named_weights(self.settings)
+        return names if self._weights.ask(node, names, now) else None
+
+    def found_weights(self, node: str, found: WeightsFound) -> NodeRow:
+        """The node looked at weights."""
+        self._weights.answered(node, found)
+        self._rows[node] = evolve(self._rows[node], weights=self._merged(node, found))
+        self._woken()
+        return self._rows[node]
+
+    def _merged(self, node: str, found: WeightsFound) -> tuple[WeightFacts, ...]:
+        row = self._rows.get(node)
+        return merged(() if row is None else row.weights, found, named_weights(self.settings))
+
+    def learn(self, row: NodeRow, now: float) -> tuple[Learned, ...]:
+        """What the node's shards teach that was not known; it holds from now on."""
+        changed = []
+        for report in row.reports:
+            if report.cluster == self.id and (new := lesson(report, row.inventory, now)) is not None:
+                key = new.digest, new.device_class
+                better = absorbed(self._learned.get(key), new)
+                if better is new:
+                    self._learned[key] = new
+                    changed.append(new)
+        return tuple(changed)
 
     def report(self, node: str, report: ShardReport) -> NodeRow:
         """A shard changed. A report of an older generation does not displace a newer one."""
@@ -141,6 +178,7 @@ class Cluster:
         """The node's session ended. It counts as connected until it was silent for long enough."""
         self._links.pop(node, None)
         self._left[node] = reason
+        self._weights.gone(node)
         self._demand.gone(node)
         self._woken()
 
@@ -190,6 +228,7 @@ class Cluster:
             brake_released=self.brake_released,
             demands=self._demand.of(placed, self.replicas),
             scales=self.scales,
+            learned=tuple(self._learned.values()),
         )
 
     def apply(self, outcome: Outcome) -> None:
@@ -229,6 +268,8 @@ class Cluster:
             heard=row.last_heard,
             labels=rules.labels,
             taints=rules.taints,
+            weights=row.weights,
+            looking=self._weights.looking(row.id, now),
         )
 
 
@@ -251,4 +292,5 @@ async def remembered(store: Store, settings: Settings, started: float, woken: Ca
         woken=woken,
         brake_released=await store.brake_released(),
         scales=await store.scales(),
+        learned=await store.learned(),
     )

@@ -133,6 +133,8 @@ class Reconciler:
     async def _pass(self) -> float:
         """One pass; returns when the next one is due even if nothing wakes it."""
         now = self._clock()
+        # First: what is to be placed waits for the answers of those that are asked.
+        self._agents.ask_for_weights()
         state = self._cluster.state(now)
         self._say_nodes(state)
         outcome = decide(state, now)

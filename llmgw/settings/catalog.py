@@ -45,7 +45,9 @@ class Profile:
 
     ``device_class`` lists the classes that it may run on, most wanted first; one replica never mixes them.
     ``gpus`` counts the devices on each node, so a replica has ``nodes * gpus == tp * pp`` of them.
-    ``memory_gib`` is the least device memory that it needs, when the class alone does not say it. ``allow_args`` names
+    ``memory_gib`` is the least device memory that it needs: it stands in for what would be estimated. That counts the
+    weights' own files, or ``parameters`` until somebody has them, and room for ``concurrency`` whole contexts; neither
+    is told to the engine. ``allow_args`` names
     arguments in ``args`` that no table knows and that the operator vouches for.
     """
 
@@ -61,6 +63,8 @@ class Profile:
     context_length: int | None = None
     quantization: str | None = None
     gpu_memory_utilization: float | None = None
+    parameters: float | None = None
+    concurrency: int | None = None
     args: tuple[str, ...] = ()
     allow_args: tuple[str, ...] = ()
     env: Mapping[str, str] = field(default=_NONE, hash=False)

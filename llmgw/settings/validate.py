@@ -18,6 +18,7 @@ from llmgw.settings.catalog import Model, Profile
 from llmgw.settings.daemon import Address, AgentConfig, ServerConfig
 from llmgw.settings.document import Liveness, RouterSettings, Settings
 from llmgw.settings.faults import Path
+from llmgw.settings.memory import memory_faults
 from llmgw.settings.profile_rules import (
     DEVICE_CLASS,
     MODEL_NAME,
@@ -149,8 +150,11 @@ def profile_faults(profile: Profile) -> Iterator[Rule]:
         yield ("gpu_memory_utilization",), f"expected more than 0 and at most 1, found {utilization:g}", ""
     if profile.memory_gib is not None and profile.memory_gib <= 0:
         yield ("memory_gib",), f"expected more than 0, found {profile.memory_gib:g}", ""
-    if profile.context_length is not None and profile.context_length < 1:
-        yield ("context_length",), f"expected at least 1, found {profile.context_length}", ""
+    for name in ("context_length", "parameters", "concurrency"):
+        value = getattr(profile, name)
+        if value is not None and value < 1:
+            yield (name,), f"expected at least 1, found {value:g}", ""
+    yield from memory_faults(profile)
     for limit in attrs.fields(type(profile.limits)):
         value = getattr(profile.limits, limit.name)
         if value <= 0:

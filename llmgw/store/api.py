@@ -6,7 +6,7 @@ has begun runs to its end.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from types import TracebackType
 from typing import Protocol, Self
 
@@ -14,9 +14,11 @@ from attrs import field, frozen
 
 from llmgw.hardware.inventory import Inventory
 from llmgw.scheduler.explain import Decision, Unplaced
+from llmgw.scheduler.memory import Learned
 from llmgw.scheduler.scale import Scale
 from llmgw.scheduler.state import Replica, ShardReport
 from llmgw.settings.catalog import EngineKind
+from llmgw.settings.weight_facts import WeightFacts
 
 
 @frozen
@@ -33,7 +35,7 @@ class SettingsRevision:
 
 @frozen
 class NodeRow:
-    """A node's last registration, and when it was last heard."""
+    """A node's last registration, and when it was last heard. ``weights`` are those of the catalog that it has."""
 
     id: str
     address: str
@@ -42,6 +44,7 @@ class NodeRow:
     engines: tuple[EngineKind, ...]
     reports: tuple[ShardReport, ...]
     last_heard: float
+    weights: tuple[WeightFacts, ...] = ()
 
 
 @frozen
@@ -97,6 +100,14 @@ class Store(Protocol):
 
     async def save_node(self, row: NodeRow) -> None:
         """Write a node's row whole."""
+        ...
+
+    async def learned(self) -> tuple[Learned, ...]:
+        """What profiles were measured to need."""
+        ...
+
+    async def save_learned(self, rows: Iterable[Learned]) -> None:
+        """Write these in place of what was known of the same profiles and classes; the oldest of very many go."""
         ...
 
     async def replicas(self) -> tuple[tuple[Replica, ...], int]:

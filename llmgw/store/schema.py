@@ -61,6 +61,15 @@ STEPS: tuple[str, ...] = (
     CREATE INDEX decision_of_model ON decision (model);
     CREATE INDEX decision_of_node ON decision (node);
     """,
+    """
+    CREATE TABLE learned (
+        digest TEXT NOT NULL,
+        device_class TEXT NOT NULL,
+        held_mib INTEGER NOT NULL,
+        at REAL NOT NULL,
+        PRIMARY KEY (digest, device_class)
+    ) STRICT, WITHOUT ROWID;
+    """,
 )
 """Step n takes the schema from version n to n + 1. A step that was ever released is never changed."""
 

@@ -15,8 +15,10 @@ import trio
 
 from llmgw.errors import OperatorError
 from llmgw.scheduler.explain import Candidate, Decision, DecisionKind, Refusal, Unplaced
+from llmgw.scheduler.memory import Learned
 from llmgw.scheduler.scale import Scale
 from llmgw.scheduler.state import Replica
+from llmgw.store import learned
 from llmgw.store.api import NodeRow, PassRecord, SettingsRevision, StoredDecision
 from llmgw.store.rows import from_text, to_text
 from llmgw.store.schema import APPLICATION_ID, STEPS, VERSION
@@ -189,6 +191,14 @@ class SqliteStore:
         await self._write(
             lambda c: c.execute("INSERT OR REPLACE INTO node VALUES (?, ?, ?)", (row.id, text, row.last_heard))
         )
+
+    async def learned(self) -> tuple[Learned, ...]:
+        """What profiles were measured to need."""
+        return await self._read(learned.read)
+
+    async def save_learned(self, rows: Iterable[Learned]) -> None:
+        """Write these."""
+        await self._write(lambda connection: learned.write(connection, rows))
 
     async def replicas(self) -> tuple[tuple[Replica, ...], int]:
         """The replica rows, and the serial number of the next one."""

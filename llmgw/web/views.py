@@ -91,6 +91,7 @@ def node_view(node: Node, state: ClusterState) -> Json:
         "version": node.version,
         "engines": [e.value for e in node.engines],
         "devices": [_device(d, holders.get(d.number)) for d in node.inventory.devices],
+        "weights": [{"name": w.name, "weights_bytes": w.weights_bytes, "source": w.source} for w in node.weights],
         "inventory": inventory_view(node.inventory),
     }
 

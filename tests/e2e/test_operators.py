@@ -52,6 +52,33 @@ def test_ctl_and_reload(system: System) -> None:
     assert status["healthy"]
 
 
+def test_a_model_that_cannot_fit_is_refused_by_its_own_files(system: System) -> None:
+    weights = system.demo.folder / "large"
+    weights.mkdir()
+    config = {"num_hidden_layers": 80, "num_attention_heads": 64, "num_key_value_heads": 8, "hidden_size": 8192}
+    (weights / "config.json").write_text(json.dumps(config))
+    index = weights / "model.safetensors.index.json"
+    index.write_text(json.dumps({"metadata": {"total_size": 141_107_412_992}, "weight_map": {}}))
+    settings = system.demo.folder / "settings.yaml"
+    profile = f"{{name: one, engine: vllm, weights: {weights}, device_class: h100-80g, context_length: 8192}}"
+    settings.write_text(settings.read_text().replace("models:\n", f"models:\n  large:\n    profiles: [{profile}]\n", 1))
+    assert system.run.server is not None
+    system.run.server.send_signal(signal.SIGHUP)
+    ctl = ("ctl", "--config", str(system.demo.server_yaml))
+    wanted = (
+        "needs 136.4 GiB on each device: weights 131.4 (131.4 GiB by model.safetensors.index.json)"
+        " + KV cache 2.5 (8192 tokens x 320 KiB in 16 bits) + overhead 2.5"
+    )
+    system.until("the refusal", lambda: wanted in llmgw(*ctl, "models").stdout)
+    assert "[memory] -> raise tp, use quantized weights" in llmgw(*ctl, "models").stdout
+    assert not [r for r in system.run.replicas() if r["model"] == "large"], "it was not tried before it was looked at"
+    (node,) = json.loads(llmgw(*ctl, "nodes", "--json").stdout)["nodes"]
+    assert {w["name"]: w["weights_bytes"] for w in node["weights"]} == {str(weights): 141_107_412_992}
+    # A smaller one is put in its place; the agent looks again by itself.
+    index.write_text(json.dumps({"metadata": {"total_size": 14_110_741_299}, "weight_map": {}}))
+    system.until("a place", lambda: any(r["model"] == "large" for r in system.run.replicas()))
+
+
 def test_ctl_without_a_control_plane(prepared: System) -> None:
     done = llmgw("ctl", "--config", str(prepared.demo.server_yaml), "status")
     assert done.returncode == 2

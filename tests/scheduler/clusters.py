@@ -15,6 +15,7 @@ from llmgw.hardware.inventory import (
     Host,
     Inventory,
 )
+from llmgw.scheduler.memory import Learned
 from llmgw.scheduler.state import (
     Assignment,
     ClusterState,
@@ -28,6 +29,8 @@ from llmgw.scheduler.state import (
 )
 from llmgw.settings.catalog import EngineKind, Model, Profile
 from llmgw.settings.daemon import Address
+from llmgw.settings.digest import profile_digest
+from llmgw.settings.weight_facts import WeightFacts
 
 NOW = 1_000_000.0
 CLUSTER = "c1"
@@ -208,20 +211,36 @@ def states(draw: st.DrawFn) -> ClusterState:
                         rank=draw(st.integers(0, len(of_row.shards) - 1)),
                     )
                 )
+        made = node(
+            name,
+            draw(devices()),
+            state=draw(st.sampled_from(NodeState)),
+            engines=draw(st.sampled_from(((EngineKind.VLLM,), ()))),
+            reports=tuple(reports),
+            domains=draw(st.sampled_from(((), ((0, 1), (2, 3, 4, 5))))),
+            fabrics=draw(
+                st.sampled_from(
+                    ((), (fabric(),), (fabric(), fabric("rack-2", 2)), (fabric("rack-2"),), (fabric(fault="x"),))
+                )
+            ),
+        )
         nodes.append(
-            node(
-                name,
-                draw(devices()),
-                state=draw(st.sampled_from(NodeState)),
-                engines=draw(st.sampled_from(((EngineKind.VLLM,), ()))),
-                reports=tuple(reports),
-                domains=draw(st.sampled_from(((), ((0, 1), (2, 3, 4, 5))))),
-                fabrics=draw(
-                    st.sampled_from(
-                        ((), (fabric(),), (fabric(), fabric("rack-2", 2)), (fabric("rack-2"),), (fabric(fault="x"),))
-                    )
+            evolve(
+                made,
+                weights=tuple(
+                    WeightFacts("/w", 10**9 * draw(st.sampled_from((1, 50, 500))), "f")
+                    for _ in range(draw(st.integers(0, 1)))
                 ),
+                looking=draw(st.sampled_from((frozenset(), frozenset(), frozenset({"/w"})))),
             )
         )
+    learned = {
+        (profile_digest(m.name, p), c)
+        for m in catalog
+        for p in m.profiles
+        for c in p.device_class
+        if draw(st.booleans())
+    }
     flights = {s.shard: draw(st.integers(0, 2)) for r in replicas for s in r.shards if draw(st.booleans())}
-    return cluster(tuple(nodes), catalog, tuple(replicas), in_flight=flights)
+    ran = tuple(Learned(digest, name, draw(st.integers(1, 90_000)), NOW) for digest, name in sorted(learned))
+    return cluster(tuple(nodes), catalog, tuple(replicas), in_flight=flights, learned=ran)

@@ -312,12 +312,14 @@ class Reconciled(RuleBasedStateMachine):
             rows = [r for r in self.state.replicas if r.model == of.name]
             assert all(r.goal is Goal.RUN and not r.superseded_by for r in rows)
             short = next((u for u in self.outcome.unplaced if u.model == of.name), None)
-            assert len(rows) == (of.replicas if short is None else short.running)
-            for row in rows:
+            housed = [r for r in rows if r.shards]
+            assert len(housed) == (of.replicas if short is None else short.running)
+            assert len(rows) <= of.replicas
+            for row in housed:
                 said = [self.state.report(s, row.generation) for s in row.shards]
                 assert all(r is not None and r.state is ShardState.READY for r in said), row.id
         live = {r.replica for n in self.state.nodes for r in n.reports if not r.state.ended}
-        assert live == {r.id for r in self.state.replicas}
+        assert live == {r.id for r in self.state.replicas if r.shards}
 
 
 TestReconciled = Reconciled.TestCase

@@ -19,10 +19,12 @@ from llmgw.link.messages import (
     ForgetShard,
     HardwareChanged,
     Heartbeat,
+    LookForWeights,
     Register,
     ShardStatus,
     StartShard,
     StopShard,
+    WeightsFound,
     Welcome,
 )
 from llmgw.link.protocol import Role
@@ -35,6 +37,7 @@ from llmgw.server.cluster import Cluster
 from llmgw.server.reconcile import Reconciler
 from llmgw.settings.catalog import EngineKind
 from llmgw.settings.document import Settings
+from llmgw.settings.weight_facts import WeightFacts
 from llmgw.store.api import NodeRow, PassRecord, Store
 from llmgw.store.sqlite import SqliteStore
 from llmgw.telemetry.metrics import ControlPlaneMetrics
@@ -48,6 +51,7 @@ class Plane:
 
     def __init__(self, store: Store, settings: Settings, cluster_id: str, epoch: int, nursery: trio.Nursery) -> None:
         self.tables: list[Table] = []
+        self.store = store
         self.nursery = nursery
         self.clock: Clock = lambda: 1_000_000.0 + trio.current_time()
         self.cluster = Cluster(
@@ -59,7 +63,9 @@ class Plane:
         self.reconciler = Reconciler(self.cluster, store, self.agents, self.tables.append, self.clock, self.metrics, 7)
 
     @asynccontextmanager
-    async def agent(self, name: str = "n1", shards: tuple[ShardReport, ...] = ()) -> AsyncIterator[Session]:
+    async def agent(
+        self, name: str = "n1", shards: tuple[ShardReport, ...] = (), weights: WeightsFound | None = None
+    ) -> AsyncIterator[Session]:
         ours, theirs = trio.testing.memory_stream_pair()
 
         async def serve() -> None:
@@ -70,7 +76,9 @@ class Plane:
         async with open_session(ours, Role.AGENT, peer="server", remote="memory") as session:
             here = node(name)
             await session.send(
-                Register(PROTOCOL, name, "1", "boot", "10.0.0.1", here.inventory, (EngineKind.VLLM,), shards, 0)
+                Register(
+                    PROTOCOL, name, "1", "boot", "10.0.0.1", here.inventory, (EngineKind.VLLM,), shards, 0, weights
+                )
             )
             welcome = await session.receive()
             assert isinstance(welcome, Welcome)
@@ -247,6 +255,77 @@ async def test_the_same_node_again_takes_the_place_of_its_older_session(
                 await old.receive()
             await expect(new, StartShard)
             assert plane.cluster.linked("n1")
+
+
+NOTHING = WeightsFound((), ())
+LARGE = WeightFacts("/w", 200 * 2**30, "model.safetensors.index.json")
+
+
+async def test_weights_are_asked_for_before_anything_is_placed(
+    plane: Plane, autojump_clock: trio.testing.MockClock
+) -> None:
+    async with plane.agent(weights=NOTHING) as session:
+        asked = await expect(session, LookForWeights)
+        assert asked == LookForWeights(("/w",))
+        await until(lambda: "how large /w is, is not known yet: n1 may have it" in plane.cluster.unplaced[0].reason)
+        await session.send(WeightsFound(("/w",), (LARGE,)))
+        await until(lambda: "memory" in plane.cluster.unplaced[0].reason)
+        (candidate,) = plane.cluster.unplaced[0].candidates
+        assert candidate.refusals[0].reason.startswith(
+            "needs 202.5 GiB on each device: weights 200.0 (200.0 GiB by model"
+        )
+        # Another copy of the same files is fetched over it.
+        await session.send(WeightsFound(("/w",), (evolve(LARGE, weights_bytes=2**30),)))
+        await expect(session, StartShard)
+    # A node that comes back has looked already, and what it said is remembered.
+    async with plane.agent(weights=NOTHING) as session:
+        await expect(session, LookForWeights)
+        (facts,) = plane.cluster.state(plane.clock()).nodes[0].weights
+        assert facts.weights_bytes == 2**30
+
+
+async def test_a_node_that_does_not_answer_is_waited_for_a_while(
+    plane: Plane, autojump_clock: trio.testing.MockClock
+) -> None:
+    async with plane.agent(weights=NOTHING) as session:
+        await expect(session, LookForWeights)
+        began = trio.current_time()
+        await expect(session, StartShard)
+        assert 9 < trio.current_time() - began < 16
+
+
+async def test_new_settings_ask_for_new_weights(plane: Plane, autojump_clock: trio.testing.MockClock) -> None:
+    async with plane.agent(weights=WeightsFound(("/w",), ())) as session:
+        await expect(session, LookForWeights)
+        await expect(session, StartShard)  # it had looked at these
+        other = evolve(model("other"), profiles=(evolve(model().profiles[0], weights="/v"),))
+        plane.cluster.use_settings(Settings(models=(model(), other)))
+        assert await expect(session, LookForWeights) == LookForWeights(("/w", "/v"))
+        assert len(plane.cluster.replicas) == 1
+        await session.send(WeightsFound(("/w", "/v"), ()))
+        started = await expect(session, StartShard)
+        assert isinstance(started, StartShard)
+        assert started.model == "other"
+
+
+async def test_what_ran_is_remembered(plane: Plane, autojump_clock: trio.testing.MockClock) -> None:
+    async with plane.agent() as session:
+        start = await expect(session, StartShard)
+        assert isinstance(start, StartShard)
+        await session.send(ShardStatus(evolve(report(start, ShardState.LOADING), load_mib=(70_000,))))
+        await session.send(ShardStatus(evolve(report(start, ShardState.READY), load_mib=(70_000,))))
+        await until(lambda: bool(plane.cluster.state(0).learned))
+        (known,) = plane.cluster.state(0).learned
+        assert (known.digest, known.device_class, known.held_mib) == (start.profile_digest, "h100-80g", 70_000)
+        more = evolve(report(start, ShardState.READY), load_mib=(70_000,), serving_mib=(74_000,))
+        await session.send(ShardStatus(more))
+        await until(lambda: plane.cluster.state(0).learned[0].held_mib == 74_000)
+        await session.send(ShardStatus(evolve(more, serving_mib=(74_001,))))
+        await session.send(ShardStatus(evolve(more, reason="again")))
+        await until(lambda: plane.cluster.state(0).nodes[0].reports[-1].reason == "again")
+        (known,) = plane.cluster.state(0).learned
+        assert known.held_mib == 74_000, "not worth a line on the disk"
+        assert await plane.store.learned() == (known,)
 
 
 class FullDisk:

@@ -14,9 +14,12 @@ from attrs import evolve
 from llmgw.errors import OperatorError
 from llmgw.scheduler.decide import decide
 from llmgw.scheduler.explain import Candidate, Decision, DecisionKind, Refusal, Unplaced
+from llmgw.scheduler.memory import Learned
 from llmgw.scheduler.state import ShardState
+from llmgw.settings.weight_facts import WeightFacts
 from llmgw.store import schema
 from llmgw.store.api import NodeRow, PassRecord
+from llmgw.store.learned import KEPT
 from llmgw.store.sqlite import SqliteStore, StoreError
 from tests.scheduler.clusters import NOW, cluster, model, node, report, row
 
@@ -177,3 +180,30 @@ async def test_no_acknowledged_write_is_lost_to_sigkill(tmp_path: Path) -> None:
             rows, serial = await store.replicas()
             assert serial >= acknowledged
             assert [r.id for r in rows] == [f"m-{serial}"], "row and serial are of one transaction"
+
+
+async def test_what_was_learned_is_kept_and_bounded(tmp_path: Path) -> None:
+    one, other = Learned("d1", "h100-80g", 100, NOW), Learned("d1", "l40s-45g", 50, NOW)
+    async with SqliteStore(tmp_path / "db") as store:
+        assert await store.learned() == ()
+        await store.save_learned((one, other))
+        await store.save_learned((evolve(one, held_mib=200, at=NOW + 1),))
+    async with SqliteStore(tmp_path / "db") as store:
+        assert await store.learned() == (evolve(one, held_mib=200, at=NOW + 1), other)
+        await store.save_learned(Learned(f"n{n:05}", "h100-80g", n + 1, NOW + 10 + n) for n in range(KEPT + 5))
+        kept = await store.learned()
+    assert len(kept) == KEPT
+    assert kept[0].digest == "n00005"
+
+
+async def test_a_node_of_an_older_version_has_no_weights(tmp_path: Path) -> None:
+    here = node()
+    stored = NodeRow(here.id, here.address, "1", here.inventory, here.engines, (), NOW, (WeightFacts("/w", 1, "f"),))
+    async with SqliteStore(tmp_path / "db") as store:
+        await store.save_node(stored)
+        assert await store.nodes() == (stored,)
+    with sqlite3.connect(tmp_path / "db") as raw:
+        raw.execute("UPDATE node SET row = json_remove(row, '$.weights')")
+    raw.close()
+    async with SqliteStore(tmp_path / "db") as store:
+        assert await store.nodes() == (evolve(stored, weights=()),)
