@@ -14,7 +14,8 @@ _TOLD = 5
 class Outcome:
     """How a run went: ``failure`` names the invariant and what broke it, and is empty when all held.
 
-    ``digest`` is the same for two runs that were the same. Times are virtual seconds.
+    ``digest`` is the same for two runs that were the same. Times are virtual seconds; ``settled_s`` is how long after the
+    last fault all was as it is wanted, if it ever was.
     """
 
     seed: int
@@ -24,7 +25,7 @@ class Outcome:
     launches: int
     passes: int
     length_s: float
-    settled_s: float
+    settled_s: float | None
     last: tuple[str, ...]
 
 
@@ -36,7 +37,7 @@ def tell(outcomes: Iterable[Outcome], hours: float | None, *, told: bool = False
     began = time.monotonic()
     failed: list[int] = []
     count, seconds, launches, events = 0, 0.0, 0, 0
-    slowest: Outcome | None = None
+    slowest: tuple[int, float] | None = None
     for outcome in outcomes:
         count += 1
         seconds += outcome.length_s
@@ -46,13 +47,13 @@ def tell(outcomes: Iterable[Outcome], hours: float | None, *, told: bool = False
             failed.append(outcome.seed)
             if len(failed) <= _TOLD:
                 _tell(outcome, hours, trace=not told)
-        elif slowest is None or outcome.settled_s > slowest.settled_s:
-            slowest = outcome
+        elif outcome.settled_s is not None and (slowest is None or outcome.settled_s > slowest[1]):
+            slowest = outcome.seed, outcome.settled_s
     took = time.monotonic() - began
     many = f"{count} seed{'s' if count != 1 else ''}"
     print(f"{many}, {seconds / 86400:.1f} days of faults, {launches} engines started, {events} events, in {took:.1f} s")
     if slowest is not None:
-        print(f"slowest to settle after the faults: seed {slowest.seed}, {slowest.settled_s / 60:.0f} min")
+        print(f"slowest to settle after the faults: seed {slowest[0]}, {slowest[1] / 60:.0f} min")
     more = f" and {len(failed) - 20} more" if len(failed) > 20 else ""
     print(f"{len(failed)} failed: {', '.join(map(str, failed[:20]))}{more}" if failed else "everything held")
     return 1 if failed else 0

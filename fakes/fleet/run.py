@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import traceback
 from functools import partial
 
@@ -58,7 +57,7 @@ def run(seed: int, *, hours: float | None = None, kit: Kit | None = None, echo: 
         launches=world.launches,
         passes=world.disk.passes,
         length_s=plan.length_s,
-        settled_s=settled[0] if settled else math.nan,
+        settled_s=settled[0] if settled else None,
         last=tuple(trace.last),
     )
 
