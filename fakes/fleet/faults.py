@@ -256,8 +256,8 @@ async def _takeover(world: World, draw: random.Random) -> None:
     async with world.change_planes:
         old = [p for p in world.planes if not p.over]
         free = [a for a in world.addresses if a not in [p.address for p in old]]
-        if not free:
-            return
+        if not free or any(p.cluster is None for p in old):
+            return  # one that has no epoch yet would take the higher one, and be the wrong one to end
         world.start_plane(free[0])
         for _ in range(draw.choice((0, 0, 1, 2, 6))):
             # An agent that has to connect anew finds the other one of the two.

@@ -14,8 +14,8 @@ _TOLD = 5
 class Outcome:
     """How a run went: ``failure`` names the invariant and what broke it, and is empty when all held.
 
-    ``digest`` is the same for two runs that were the same. Times are virtual seconds; ``settled_s`` is how long after the
-    last fault all was as it is wanted, if it ever was.
+    ``digest`` is the same for two runs that were the same. Times are virtual seconds; ``settled_s`` is how long after
+    the last fault all was as it is wanted, if it ever was.
     """
 
     seed: int
