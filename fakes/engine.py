@@ -17,6 +17,7 @@ Standard library and trio only.
 from __future__ import annotations
 
 import hashlib
+import itertools
 import json
 import os
 import signal
@@ -41,12 +42,15 @@ _MAX_BODY = 64 * 1024 * 1024
 class Behaviour:
     """What the engine does, in seconds and words.
 
+    ``hang`` is while it answers requests; ``hang_loading`` in the middle of loading, where it hears nothing any more,
+    SIGTERM neither. ``never_ready`` answers ``/health`` and never lists its model.
+
     ``crash`` is a moment: ``start``, ``load``, ``headers`` (after the response's head), ``stream`` (mid-stream, with
     vLLM's error event and its ``[DONE]``), or ``now`` by ctl. ``exit_code`` goes with it; 0 is as vLLM dies.
 
     ``workers`` are children, ``escaped_worker`` one in a session of its own; ``daemon`` is nobody's child and ignores
     SIGTERM. ``listen`` is where the API listens whatever it was told, and ``listen_too`` are further addresses, each
-    with a port of its own.
+    with a port of its own. ``log_mib`` is so much output, in numbered lines of 1 KiB, before the weights are there.
     """
 
     start_s: float = 0.0
@@ -55,6 +59,7 @@ class Behaviour:
     first_token_s: float = 0.0
     never_ready: bool = False
     hang: bool = False
+    hang_loading: bool = False
     ignore_sigterm: bool = False
     workers: int = 0
     escaped_worker: bool = False
@@ -193,9 +198,17 @@ class Ranks:
 class Engine:
     """The server behind the command line."""
 
-    def __init__(self, name: str, host: str, port: int, behaviour: Behaviour, ranks: Ranks | None = None) -> None:
+    def __init__(
+        self,
+        name: str,
+        host: str,
+        port: int,
+        behaviour: Behaviour,
+        ranks: Ranks | None = None,
+        adapters: tuple[str, ...] = (),
+    ) -> None:
         self.name, self.host, self.port = name, host, port
-        self.ranks = ranks
+        self.ranks, self.adapters = ranks, adapters
         self.behaviour = behaviour
         self.counters = Counters()
         self.key = os.environ.get("VLLM_API_KEY") or os.environ.get("LLAMA_API_KEY")
@@ -281,10 +294,12 @@ class Engine:
             print(f"Loading safetensors checkpoint shards: {percent:>3}% Completed | {step}/{steps}", flush=True)
             if step == steps // 2:
                 self._maybe_crash("load")
+                if self.behaviour.hang_loading:
+                    time.sleep(86400)  # noqa: ASYNC251 - no task may run any more
             if step < steps:
                 await trio.sleep(self.behaviour.load_s / steps)
-        for _ in range(self.behaviour.log_mib * 1024):
-            print("x" * 1023, flush=False)
+        for line in range(self.behaviour.log_mib * 1024):
+            print(f"{line:>1023}", flush=False)
         log("Loading weights took 0.01 seconds")
         if not self.behaviour.never_ready:
             self.loaded = True
@@ -334,7 +349,7 @@ class Engine:
             case "/metrics":
                 await connection.whole(200, self._metrics().encode(), "text/plain; version=0.0.4")
             case "/v1/models":
-                names = [self.name] if self.loaded else []
+                names = [self.name, *self.adapters] if self.loaded else []
                 data = [
                     {"id": n, "object": "model", "created": 0, "owned_by": "fake", "max_model_len": 4096} for n in names
                 ]
@@ -343,6 +358,8 @@ class Engine:
                 await self._generate(connection, request, chat=request.path.startswith("/v1/chat"))
             case "/v1/embeddings":
                 await self._embed(connection, request)
+            case "/v1/rerank":
+                await self._rerank(connection, request)
             case "/fake/ctl" if request.method == "POST":
                 self.behaviour.update(request.json())
                 await connection.whole(200, b"{}")
@@ -354,7 +371,7 @@ class Engine:
 
     def _checked(self, request: Request) -> dict[str, Any]:
         body = request.json()
-        if body.get("model") != self.name:
+        if body.get("model") not in (self.name, *self.adapters):
             raise HttpError(404, f"The model `{body.get('model')}` does not exist.", "NotFoundError")
         if not self.loaded:
             raise HttpError(503, "The model is still loading.", "ServiceUnavailable")
@@ -449,6 +466,17 @@ class Engine:
         await connection.event("[DONE]")
         await connection.end_events()
 
+    async def _rerank(self, connection: Connection, request: Request) -> None:
+        body = self._checked(request)
+        documents = body.get("documents")
+        if not isinstance(body.get("query"), str) or not isinstance(documents, list):
+            raise HttpError(400, "query and documents are required", "BadRequestError")
+        results = [
+            {"index": index, "document": {"text": text}, "relevance_score": 1 / (2 + index)}
+            for index, text in enumerate(documents)
+        ]
+        await connection.whole(200, json.dumps({"id": "rerank-1", "model": self.name, "results": results}).encode())
+
     async def _embed(self, connection: Connection, request: Request) -> None:
         body = self._checked(request)
         inputs = body.get("input")
@@ -498,6 +526,14 @@ def parse(args: list[str]) -> dict[str, str]:
     return found
 
 
+def adapters_of(args: list[str]) -> tuple[str, ...]:
+    """The names in ``--lora-modules name=path ...``."""
+    if "--lora-modules" not in args:
+        return ()
+    given = args[args.index("--lora-modules") + 1 :]
+    return tuple(a.partition("=")[0] for a in itertools.takewhile(lambda a: not a.startswith("-"), given))
+
+
 def main() -> None:
     """Read the command line and run."""
     flags = parse(sys.argv[1:])
@@ -511,7 +547,8 @@ def main() -> None:
     behaviour = Behaviour()
     behaviour.update(json.loads(os.environ.get("FAKE_ENGINE", "{}")))
     log("fake engine: behaves like vLLM, has no model, makes its words up")
-    trio.run(Engine(name, flags.get("--host", "127.0.0.1"), int(flags.get("--port", "0")), behaviour, ranks).run)
+    host, port = flags.get("--host", "127.0.0.1"), int(flags.get("--port", "0"))
+    trio.run(Engine(name, host, port, behaviour, ranks, adapters_of(sys.argv)).run)
 
 
 if __name__ == "__main__":

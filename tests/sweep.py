@@ -83,20 +83,30 @@ def open_files() -> set[str]:
     return found
 
 
+def busy_threads() -> int:
+    """Threads that do something: Trio keeps its own for a while after their work."""
+    return sum(not thread.name.startswith("Trio thread") for thread in threading.enumerate())
+
+
 def sweep(
     scenario: Callable[[], Awaitable[object]],
     *,
+    after: Callable[[], Awaitable[object]] | None = None,
+    instrument_of: Callable[[int, str], CancelAt] = CancelAt,
     within_s: float = 1.0,
     stride: int = 1,
     most: int = 5000,
     real_clock: bool = False,
 ) -> tuple[Injection, ...]:
-    """Run the scenario to its end once, then once for each point; returns the points that were tried."""
+    """Run the scenario once for each point, and to its end; returns the points that were tried.
+
+    ``after`` is run after each of them, to look at what was left; ``instrument_of`` makes another kind of cancel.
+    """
     done: list[Injection] = []
-    before, threads = open_files(), threading.active_count()
+    before, threads = open_files(), busy_threads()
     for when in ("blocked", "ready"):
         for nth in range(1, most, stride):
-            instrument = CancelAt(nth, when)
+            instrument = instrument_of(nth, when)
             began = time.monotonic()
             took_s = trio.run(
                 _one_run,
@@ -107,7 +117,13 @@ def sweep(
             )
             where = f"{when} {nth} at {instrument.site}"
             assert open_files() <= before, f"left open after {where}: {open_files() - before}"
-            assert threading.active_count() <= threads, f"threads left after {where}"
+            assert busy_threads() <= threads, f"threads left after {where}"
+            if after is not None:
+                try:
+                    trio.run(after)
+                except BaseException as failed:
+                    failed.add_note(f"after {where}")
+                    raise
             if instrument.site is None:
                 break
             assert took_s <= within_s, f"{took_s:.2f} s to end after {where}"

@@ -70,6 +70,11 @@ class Dispatch:
         except OperatorError as refused:
             self._log.warning("command refused", command=command.command, reason=str(refused))
             result = CommandResult(command.command, False, f"{refused.thing}: {refused.reason}", refused.remedy)
+        except OSError as failed:
+            where = failed.filename or f"shard {command.shard}"
+            self._log.error("command failed", command=command.command, error=str(failed))
+            remedy = "check the node's disk, memory and limit of open files"
+            result = CommandResult(command.command, False, f"{where}: {failed.strerror}", remedy)
         if not result.accepted and not isinstance(command, StartShard):
             return result  # what keeps its record may be gone when it is asked again
         self._results[command.command] = result

@@ -13,7 +13,7 @@ import trio
 from attrs import frozen
 
 from llmgw.agent import shim
-from llmgw.agent.proctree import stat
+from llmgw.agent.proctree import must_be_seen, stat
 from llmgw.errors import OperatorError
 
 LOG_BYTES = 16 * 1024 * 1024
@@ -62,9 +62,15 @@ class Handle:
         """A handle on this very process, or ``None`` when it is not there any more."""
         try:
             fd = os.pidfd_open(known.pid)
-        except OSError:
+        except OSError as failed:
+            must_be_seen(failed)
             return None
-        if start_time(known.pid) != known.start:
+        try:
+            same = start_time(known.pid) == known.start
+        except OSError:
+            os.close(fd)
+            raise
+        if not same:
             os.close(fd)
             return None
         return Handle(known, fd)
@@ -141,15 +147,19 @@ def environment(own: Mapping[str, str], *more: Mapping[str, str]) -> dict[str, s
     return made
 
 
-async def spawn(folder: Path, argv: tuple[str, ...], env: Mapping[str, str], cgroup: str = "") -> None:
+async def spawn(
+    folder: Path, argv: tuple[str, ...], env: Mapping[str, str], cgroup: str = "", *, orderly: bool = False
+) -> None:
     """Start an engine under a shim in ``folder``, whose record must be written. Returns when the shim has spoken.
 
-    ``cgroup`` is made for it, if one is named (:mod:`llmgw.agent.cgroup`).
+    ``cgroup`` is made for it, if one is named (:mod:`llmgw.agent.cgroup`). With ``orderly`` SIGTERM goes to its first
+    process only.
 
     What became of it is in ``shim.json`` and ``exit.json``. The shim is nobody's child: it lives on whatever becomes
     of this process. Raises :class:`OperatorError` when no shim came to life.
     """
-    command = [sys.executable, "-I", "-S", str(Path(shim.__file__)), str(folder), str(LOG_BYTES), cgroup, *argv]
+    command = [sys.executable, "-I", "-S", str(Path(shim.__file__)), str(folder), str(LOG_BYTES), cgroup]
+    command += ["first" if orderly else "group", *argv]
     # A cancelled start still ends with an engine or without one, never in between: the launch takes milliseconds.
     with trio.CancelScope(shield=True, deadline=trio.current_time() + _START_S):
         try:
@@ -166,7 +176,10 @@ async def spawn(folder: Path, argv: tuple[str, ...], env: Mapping[str, str], cgr
             raise OperatorError(str(folder), f"the shim cannot be started: {failed.strerror}") from failed
         if done.returncode == 0:
             return
-        said = done.stderr.decode(errors="replace").strip()[-300:]
+        said = done.stderr.decode(errors="replace").strip()
+        if said.startswith("! "):
+            raise OperatorError(str(folder), said[2:].removeprefix(f"{folder} "), "check the disk")
+        said = said[-300:]
         raise OperatorError(str(folder), f"the shim failed ({said or f'exit code {done.returncode}'})")
     raise OperatorError(
         str(folder), f"the shim did not come up within {_START_S:g} s", "look at the node's load and disk"

@@ -7,6 +7,7 @@ and SGLang's workers, by setproctitle) is told not to by ``SPT_NOENV``. All func
 
 from __future__ import annotations
 
+import errno
 import os
 import signal
 from collections.abc import Collection, Iterable, Iterator
@@ -48,6 +49,12 @@ class Stat:
     start: int
 
 
+def must_be_seen(failed: OSError) -> None:
+    """Raise ``failed`` if it is for want of files or memory: what cannot be looked at is not known to be gone."""
+    if failed.errno in (errno.EMFILE, errno.ENFILE, errno.ENOMEM):
+        raise failed
+
+
 def marks(shard: str, generation: int, launch: str) -> dict[str, str]:
     """The variables that tell an engine and all that it starts from everything else."""
     return {SHARD: f"{shard}#{generation}", LAUNCH: launch, "SPT_NOENV": "1"}
@@ -62,7 +69,10 @@ def stat(pid: int, proc: Path = PROC) -> Stat | None:
         if fields[0] in (b"Z", b"X"):
             return None
         return Stat(before.partition(b"(")[2].decode(errors="replace"), int(fields[1]), int(fields[19]))
-    except (OSError, ValueError, IndexError):
+    except OSError as failed:
+        must_be_seen(failed)
+        return None
+    except (ValueError, IndexError):
         return None
 
 
@@ -72,7 +82,8 @@ def carries(pid: int, launch: str, proc: Path = PROC) -> bool:
         return False
     try:
         return f"{LAUNCH}={launch}".encode() in (proc / str(pid) / "environ").read_bytes().split(b"\0")
-    except OSError:
+    except OSError as failed:
+        must_be_seen(failed)
         return False
 
 
@@ -99,7 +110,10 @@ def in_cgroup(cgroup: Path | None) -> tuple[int, ...]:
         return ()
     try:
         return tuple(int(pid) for pid in (cgroup / "cgroup.procs").read_text().split())
-    except (OSError, ValueError):
+    except OSError as failed:
+        must_be_seen(failed)
+        return ()
+    except ValueError:
         return ()
 
 
@@ -117,14 +131,15 @@ def kill(found: Iterable[Member], launch: str, *, cgroup: Path | None = None) ->
     for member in found:
         try:
             handle = os.pidfd_open(member.pid)
-        except OSError:
+        except OSError as failed:
+            must_be_seen(failed)
             continue
         try:
             ours = carries(member.pid, launch) or member.pid in in_cgroup(cgroup)
             if ours and alive(member):
                 signal.pidfd_send_signal(handle, signal.SIGKILL)
-        except OSError:
-            continue
+        except OSError as failed:
+            must_be_seen(failed)
         finally:
             os.close(handle)
 
@@ -151,8 +166,8 @@ def _mine(proc: Path) -> Iterator[int]:
                         yield int(entry.name)
                 except OSError:
                     continue
-    except OSError:
-        return
+    except OSError as failed:
+        must_be_seen(failed)
 
 
 def _under(top: int | None, parents: dict[int, int]) -> Iterator[int]:

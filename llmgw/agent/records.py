@@ -10,7 +10,7 @@ import fcntl
 import os
 import re
 import shutil
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from functools import cache
 from pathlib import Path
@@ -20,6 +20,7 @@ import orjson
 from attrs import field, frozen
 
 from llmgw.agent.process import Grip, Known
+from llmgw.agent.proctree import must_be_seen
 from llmgw.errors import OperatorError
 from llmgw.scheduler.state import Exit, ShardState
 from llmgw.settings.catalog import Profile
@@ -125,6 +126,12 @@ def write(folder: Path, record: Record) -> None:
     write_private(folder / "record.json", orjson.dumps(_converter().unstructure(record)))
 
 
+def write_files(folder: Path, files: Mapping[str, str]) -> None:
+    """Write what an engine is to find in its folder, for its owner alone. Blocking."""
+    for name, text in files.items():
+        write_private(folder / name, text.encode())
+
+
 def read(folder: Path) -> Record:
     """Read a record. Raises :class:`OperatorError` naming the file when it is not one. Blocking."""
     path = folder / "record.json"
@@ -140,7 +147,10 @@ def pids(folder: Path) -> Pids | None:
     """What the shim said of itself and its engine, or ``None`` when it never did. Blocking."""
     try:
         return _converter().structure(orjson.loads((folder / "shim.json").read_bytes()), Pids)
-    except (OSError, ValueError, cattrs.BaseValidationError):
+    except OSError as failed:
+        must_be_seen(failed)
+        return None
+    except (ValueError, cattrs.BaseValidationError):
         return None
 
 
@@ -154,7 +164,10 @@ def end(folder: Path) -> End | None:
             error=str(said.get("error", "")),
             left=tuple(int(pid) for pid in said.get("left", ())),
         )
-    except (OSError, ValueError, KeyError, TypeError):
+    except OSError as failed:
+        must_be_seen(failed)
+        return None
+    except (ValueError, KeyError, TypeError):
         return None
 
 
@@ -174,12 +187,22 @@ def lock(folder: Path) -> Iterator[bool]:
     try:
         try:
             fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError:
-            yield False
+        except BlockingIOError:
+            free = False
         else:
-            yield True
+            free = True
+        yield free
     finally:
         os.close(handle)
+
+
+def is_held(folder: Path) -> bool:
+    """Whether a shim lives in this folder. Blocking."""
+    try:
+        with lock(folder) as free:
+            return not free
+    except FileNotFoundError:
+        return False
 
 
 def remove(folder: Path) -> bool:

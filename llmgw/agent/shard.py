@@ -3,7 +3,8 @@
 ``starting`` (process up, not answering) → ``loading`` (``/health`` answers or the log shows progress) → ``ready``
 (``/v1/models`` lists the model) → ``draining`` → ``stopping`` → ``stopped`` or ``failed``. The last two are ends: no
 process is left. An exit that nobody asked for is a failure whatever its code, because engines exit with 0 when they
-crash. Between the engine's exit and the end it is ``stopping`` for as long as anything of it lives or holds memory.
+crash. Between the engine's exit and the end it is ``stopping`` for as long as anything of it lives or holds memory:
+from its first process's end on it serves nobody.
 """
 
 from __future__ import annotations
@@ -52,9 +53,10 @@ class Shard:
     ``deadline`` is when the present state has taken too long: while loading that moves on with every step that was
     not seen before, and ``phases`` are those that were; ``read`` is the most that was seen read from disk. In a ready
     engine ``idle_since`` says since when requests run and ``work`` does not grow. ``doomed`` is the reason of a failure
-    whose engine is still being ended, ``held`` says that SIGTERM waits for its stacks to be written, and ``fate`` is
-    what the shard becomes once nothing is left of an engine that has ended; ``left`` says what still is. A ``rank``
-    above 0 serves nothing itself: its log says that it has loaded, and the time that all of them may take is rank 0's.
+    whose engine is still being ended, ``held`` says that SIGTERM is yet to be sent, once its stacks are written, and
+    ``fate`` is what the shard becomes once nothing is left of an engine that has ended; ``left`` says what still is.
+    ``ended_while`` is the state in which its first process ended, when nobody had asked for that. A ``rank`` above 0
+    serves nothing itself: its log says that it has loaded, and the time that all of them may take is rank 0's.
     """
 
     state: ShardState
@@ -73,6 +75,7 @@ class Shard:
     final: bool = False
     fate: Shard | None = None
     left: str = ""
+    ended_while: ShardState | None = None
     exit: Exit | None = None
     diagnosis: Diagnosis | None = None
     rank: int = 0
@@ -120,8 +123,20 @@ class Exposed:
 
 
 @frozen
+class Crippled:
+    """A process without which it cannot work has ended, and the rest stays."""
+
+    reason: str
+
+
+@frozen
 class StacksKept:
     """Where the processes of a hung engine stood was written down, or could not be."""
+
+
+@frozen
+class Gone:
+    """The engine's first process has ended; what it started is being ended."""
 
 
 @frozen
@@ -172,7 +187,19 @@ class Tick:
 
 
 Observation = (
-    Probed | Worked | Progressed | Read | Exposed | StacksKept | Ended | Remains | DrainAsked | StopAsked | Tick
+    Probed
+    | Worked
+    | Progressed
+    | Read
+    | Exposed
+    | Crippled
+    | StacksKept
+    | Gone
+    | Ended
+    | Remains
+    | DrainAsked
+    | StopAsked
+    | Tick
 )
 
 
@@ -213,7 +240,14 @@ def begin(model: str, limits: Limits, now: float, rank: int = 0) -> Shard:
 
 
 def adopted(state: ShardState, model: str, limits: Limits, now: float, since: float, rank: int = 0) -> Shard:
-    """A shard that an earlier agent started: it keeps its state until a probe says otherwise."""
+    """A shard that an earlier agent started: it keeps its state until a probe says otherwise.
+
+    One that was being ended goes on ending: whoever answers still is not to be sent requests. It is told again, as the
+    last agent may have died before it told it.
+    """
+    if state is _S.STOPPING:
+        reason = "adopted while it was being ended"
+        return Shard(state, since, reason, "SIGTERM is sent again", deadline=now, held=True, rank=rank)
     if state in (_S.READY, _S.DRAINING):
         return evolve(_ready(model, since), state=state, reason="adopted, serving", rank=rank)
     begun = begin(model, limits, now, rank)
@@ -232,6 +266,8 @@ def step(
     if shard.state.ended:
         return shard, ()
     match observation:
+        case Gone():
+            return _gone(shard, now), ()
         case Ended():
             return _ended(shard, observation, now), ()
         case Remains():
@@ -241,7 +277,11 @@ def step(
         case Exposed(reason=reason, remedy=remedy):
             if shard.state not in (_S.READY, _S.DRAINING):
                 return shard, ()
-            return _doom(reason, limits, now, remedy=remedy)
+            return _doom(reason, limits, now, remedy=remedy, final=True)
+        case Crippled(reason=reason):
+            if shard.state is _S.STOPPING:
+                return shard, ()
+            return _doom(reason, limits, now)
         case Read(total=total):
             return _read(shard, total, limits, now), ()
         case StopAsked(reason=reason, grace_s=grace_s):
@@ -368,11 +408,13 @@ def _told(grace_s: float) -> str:
     return f"SIGTERM was sent; SIGKILL in {grace_s:g} s"
 
 
-def _doom(doomed: str, limits: Limits, now: float, *, remedy: str) -> tuple[Shard, tuple[Action, ...]]:
-    """End an engine whose profile makes it do what it must not: the next start would be no better."""
+def _doom(
+    doomed: str, limits: Limits, now: float, *, remedy: str = "", final: bool = False
+) -> tuple[Shard, tuple[Action, ...]]:
+    """End an engine; ``final`` where its profile makes it do what it must not, so that the next would be no better."""
     stopping = Shard(
         _S.STOPPING, now, doomed, _told(limits.stop_s),
-        deadline=now + limits.stop_s, doomed=doomed, remedy=remedy, final=True,
+        deadline=now + limits.stop_s, doomed=doomed, remedy=remedy, final=final,
     )  # fmt: skip
     return stopping, (Terminate(),)
 
@@ -447,6 +489,16 @@ def _some(words: tuple[str, ...]) -> str:
     return ", ".join(words[:_NAMED]) + more
 
 
+def _gone(shard: Shard, now: float) -> Shard:
+    if shard.state is _S.STOPPING:
+        return shard
+    return Shard(
+        _S.STOPPING, now, f"the engine ended without being asked while {shard.state.value}",
+        f"failed when what it started has ended too; SIGKILL in {CLEAR_S:g} s",
+        deadline=now + CLEAR_S, ended_while=shard.state, rank=shard.rank,
+    )  # fmt: skip
+
+
 def _ended(shard: Shard, end: Ended, now: float) -> Shard:
     if shard.fate is not None:
         return evolve(shard.fate, since=now)
@@ -455,7 +507,7 @@ def _ended(shard: Shard, end: Ended, now: float) -> Shard:
     because = f"{end.diagnosis.cause}; " if end.diagnosis is not None else ""
     if end.error:
         return Shard(_S.FAILED, now, end.error, "", exit=end.exit)
-    if shard.state is _S.STOPPING and shard.doomed is None:
+    if shard.state is _S.STOPPING and shard.doomed is None and shard.ended_while is None:
         if end.left:
             return Shard(_S.FAILED, now, f"{shard.reason}{left}", "", exit=end.exit)
         return Shard(_S.STOPPED, now, f"{shard.reason}; {end.exit}", "", exit=end.exit)
@@ -464,5 +516,6 @@ def _ended(shard: Shard, end: Ended, now: float) -> Shard:
             _S.FAILED, now, f"{because}{shard.doomed}{last}{left}", "",
             exit=end.exit, diagnosis=end.diagnosis, remedy=shard.remedy, final=shard.final,
         )  # fmt: skip
-    reason = f"{because}the engine ended without being asked while {shard.state.value}: {end.exit}{last}{left}"
+    was = shard.ended_while or shard.state
+    reason = f"{because}the engine ended without being asked while {was.value}: {end.exit}{last}{left}"
     return Shard(_S.FAILED, now, reason, "", exit=end.exit, diagnosis=end.diagnosis)

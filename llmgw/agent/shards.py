@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import os
 import secrets
+import shutil
 import socket
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import suppress
 from pathlib import Path
 
@@ -19,7 +20,7 @@ from llmgw.agent.shard import Shard, adopted, begin, remaining
 from llmgw.agent.supervisor import DIAGNOSED_LINES, Supervisor
 from llmgw.discovery.host import boot_id
 from llmgw.discovery.interfaces import interface_of
-from llmgw.engines.base import ShardSpec
+from llmgw.engines.base import Launch, ShardSpec
 from llmgw.engines.diagnosis import Diagnosis, diagnose
 from llmgw.engines.registry import build
 from llmgw.errors import OperatorError
@@ -34,6 +35,7 @@ _KEY_BYTES = 24
 _MARK_BYTES = 16
 _FIRST_LOOK_S = 1.0
 _SETTLE_S = 5.0
+_AGAIN_S = 1.0
 _SHIM_END_LOOKS = 100
 _SHIM_END_LOOK_S = 0.05
 
@@ -90,16 +92,28 @@ class Shards:
         async with trio.open_nursery() as nursery:
             self._nursery = nursery
             try:
-                await trio.to_thread.run_sync(self._make_folder)
-                for folder in await trio.to_thread.run_sync(records.folders, self._folder):
-                    await self._take_over(folder)
+                await self._adopt()
                 task_status.started()
                 await trio.sleep_forever()
             finally:
                 self._nursery = None
 
+    async def _adopt(self) -> None:
+        """Take over what was left behind. Raises :class:`OperatorError`: rather no agent than one that does not see."""
+        try:
+            await trio.to_thread.run_sync(self._make_folder)
+            for folder in await trio.to_thread.run_sync(records.folders, self._folder):
+                await self._take_over(folder)
+        except OSError as failed:
+            where = failed.filename or self._folder
+            raise OperatorError(
+                str(where), f"cannot be used: {failed.strerror}", "check the disk and the limit of open files"
+            ) from failed
+
     def _make_folder(self) -> None:
         self._folder.mkdir(mode=0o700, exist_ok=True)
+        if self._folder.is_symlink():
+            raise OperatorError(str(self._folder), "is a symbolic link", "move what it names here")
 
     async def _take_over(self, folder: Path) -> None:
         """Adopt what runs, report what has ended, and drop what never was."""
@@ -119,10 +133,10 @@ class Shards:
             since = record.since or record.started
             shard = adopted(record.state, record.model, record.profile.limits, now, since, record.rank)
             supervisor = self._add(folder, record, shard, adopted=True)
-            supervisor.attach()
-            if shard.state not in (ShardState.READY, ShardState.DRAINING):
+            if shard.state in (ShardState.STARTING, ShardState.LOADING):
                 # It may have become ready in the very moment in which the last agent died.
                 await supervisor.look(_FIRST_LOOK_S)
+            supervisor.attach()
             state = supervisor.shard.state
             self._log.info("adopted", shard=record.shard, generation=record.generation, state=state.value)
             assert self._nursery is not None
@@ -159,17 +173,24 @@ class Shards:
         self._changed(supervisor.report())
 
     async def _supervise(self, supervisor: Supervisor) -> None:
-        """Run a supervisor; a fault in it is a fault of its shard and ends no other."""
+        """Run a supervisor; a fault in it is a fault of its shard and ends no other, and is tried again."""
         try:
-            async with trio.open_nursery() as nursery:
-                nursery.start_soon(self._remember, supervisor)
-                await supervisor.run()
-                nursery.cancel_scope.cancel(reason="the shard has ended")
-            await self._write_down(supervisor)
-        except* OSError as failed:
-            self._log.error("supervision failed; the engine goes on", shard=supervisor.record.shard, error=str(failed))
+            while not supervisor.done.is_set():
+                try:
+                    await self._attend(supervisor)
+                except* OSError as failed:
+                    said = ", ".join(sorted({str(one) for one in _single(failed)}))
+                    self._log.error("supervision failed; the engine goes on", shard=supervisor.record.shard, error=said)
+                    await trio.sleep(_AGAIN_S)
         finally:
             supervisor.settled.set()
+
+    async def _attend(self, supervisor: Supervisor) -> None:
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(self._remember, supervisor)
+            await supervisor.run()
+            nursery.cancel_scope.cancel(reason="the shard has ended")
+        await self._write_down(supervisor)
 
     async def _remember(self, supervisor: Supervisor) -> None:
         """Write the shard's state down as it changes, so that an adopted engine is known to be ready."""
@@ -177,6 +198,7 @@ class Shards:
             await supervisor.moved.wait()
             supervisor.moved = trio.Event()
             await self._write_down(supervisor)
+            supervisor.written()
 
     async def _write_down(self, supervisor: Supervisor) -> None:
         try:
@@ -254,29 +276,40 @@ class Shards:
         supervisor = self._add(
             folder, record, begin(command.model, command.profile.limits, now, command.rank), adopted=False
         )
+        marks = proctree.marks(command.shard, command.generation, mark)
+        env = process.environment(os.environ, launch.env, launch.secrets, marks)
         try:
-            await trio.to_thread.run_sync(records.write, folder, record)
-            marks = proctree.marks(command.shard, command.generation, mark)
-            env = process.environment(os.environ, launch.env, launch.secrets, marks)
-            await process.spawn(folder, launch.argv, env, record.cgroup)
-            supervisor.attach()
-            if record.cgroup_path is not None and not record.cgroup_path.exists():
-                self._log.warning(
-                    "its cgroup could not be made; it runs in ours", shard=record.shard, path=record.cgroup
-                )
-        except OSError as failed:
-            del self._known[supervisor.key]
-            raise OperatorError(str(folder), f"cannot be written: {failed.strerror}", "check the disk") from failed
+            await self._launch(supervisor, launch, env)
         except trio.Cancelled:
-            del self._known[supervisor.key]  # nothing was written yet: from there on a launch runs to its end
-            raise
-        except OperatorError:
+            # Only before anything was started: the launch itself is shielded.
             del self._known[supervisor.key]
-            records.remove(folder)  # a few small files, and no checkpoint that could lose the error
             raise
+        except OperatorError as failed:
+            if _given_up(folder):
+                del self._known[supervisor.key]
+                raise
+            self._log.warning("its shim takes long, and is waited for", shard=record.shard, reason=failed.reason)
         self._changed(supervisor.report())
+        self._watch(supervisor)
+
+    def _watch(self, supervisor: Supervisor) -> None:
         if self._nursery is not None:
             self._nursery.start_soon(self._supervise, supervisor)
+        else:
+            supervisor.let_go()  # the agent has stopped meanwhile
+
+    async def _launch(self, supervisor: Supervisor, launch: Launch, env: dict[str, str]) -> None:
+        """Write the record, then start the shim. Raises :class:`OperatorError`."""
+        folder, record = supervisor.folder, supervisor.record
+        try:
+            await trio.to_thread.run_sync(records.write, folder, record)
+            await trio.to_thread.run_sync(records.write_files, folder, launch.files)
+        except OSError as failed:
+            raise OperatorError(str(folder), f"cannot be written: {failed.strerror}", "check the disk") from failed
+        await process.spawn(folder, record.argv, env, record.cgroup, orderly=launch.orderly)
+        supervisor.attach()
+        if record.cgroup_path is not None and not record.cgroup_path.exists():
+            self._log.warning("its cgroup could not be made; it runs in ours", shard=record.shard, path=record.cgroup)
 
     def _devices(self, command: StartShard, inventory: Inventory) -> tuple[Device, ...]:
         """The devices that are meant. Raises :class:`OperatorError` for one that is not there."""
@@ -357,11 +390,12 @@ class Shards:
         for port in range(self._config.port_first, self._config.port_last + 1):
             if port in taken:
                 continue
-            with socket.socket(family, socket.SOCK_STREAM) as trial:
-                try:
+            try:
+                with socket.socket(family, socket.SOCK_STREAM) as trial:
                     trial.bind((self._config.address, port))
-                except OSError:
-                    continue
+            except OSError as failed:
+                proctree.must_be_seen(failed)
+                continue
             return port
         raise OperatorError(
             f"ports {self._config.port_first}-{self._config.port_last}",
@@ -394,6 +428,25 @@ def _past(record: Record, end: records.End | None, found: Diagnosis | None, now:
     if found is not None:
         reason = f"{found.cause}; {reason}"
     return Shard(ShardState.FAILED, end.at if end is not None else now, reason, "", exit=code, diagnosis=found)
+
+
+def _single(failed: BaseExceptionGroup[OSError]) -> Iterator[OSError]:
+    for one in failed.exceptions:
+        if isinstance(one, BaseExceptionGroup):
+            yield from _single(one)
+        else:
+            yield one
+
+
+def _given_up(folder: Path) -> bool:
+    """Drop a launch that failed, unless its shim lives. A few small files, and no checkpoint that could lose why."""
+    try:
+        if (folder / "lock").exists():
+            return records.remove(folder)
+    except OSError:
+        return False
+    shutil.rmtree(folder, ignore_errors=True)  # no shim came as far as its lock
+    return True
 
 
 def _lives(folder: Path, record: Record) -> bool:

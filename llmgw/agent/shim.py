@@ -1,20 +1,21 @@
 """The parent of one engine: starts it, reaps it, rotates its log, and writes down how it ended.
 
-Run by path as ``python -I -S shim.py FOLDER LOG_BYTES CGROUP COMMAND …``; standard library only, because a copy of it
-lives as long as each engine does, and outlives any agent. It detaches itself, so that it is nobody's child, and is the
-subreaper of everything that the engine starts: a worker that leaves the process group is still its own.
+Run by path as ``python -I -S shim.py FOLDER LOG_BYTES CGROUP ASKED COMMAND …``; standard library only, because a copy
+of it lives as long as each engine does, and outlives any agent. It detaches itself, so that it is nobody's child, and
+is the subreaper of everything that the engine starts: a worker that leaves the process group is still its own.
 
 Files in FOLDER: ``lock`` is held for as long as the shim lives; ``shim.json`` has its pid and the engine's, with
 their start times; ``exit.json`` says how the engine ended, once nothing that it started is left; ``engine.log`` and
-``engine.log.1`` have its output. It does not start without ``record.json``: an agent that gave the launch up removes
-that first, under the lock.
+``engine.log.1`` have its output. It does not start without a ``record.json`` that has the LLMGW_LAUNCH of its own
+environment: an agent that gave the launch up removes that first, under the lock.
 
 CGROUP, if it is not empty, is made for the engine and removed when nothing is left in it. The shim itself stays out of
 it, so that killing all that is in there leaves somebody who can say how the engine ended.
 
-SIGTERM ends the engine's group, SIGUSR1 kills everything that it started. When the engine's first process ends, the
-rest of its group is ended too: workers of a dead engine hold GPU memory and serve nobody. What is killed may leave
-shared memory behind; Python's resource tracker, which removes it once all else is gone, is killed last.
+SIGTERM asks the engine's group to end, or where ASKED is ``first`` only its first process, which then ends the others
+itself; SIGUSR1 kills everything that it started. When the engine's first process ends, the rest of its group is ended
+too: workers of a dead engine hold GPU memory and serve nobody. What is killed may leave shared memory behind; Python's
+resource tracker, which removes it once all else is gone, is killed last.
 """
 
 import contextlib
@@ -22,16 +23,20 @@ import ctypes
 import fcntl
 import json
 import os
-import shutil
 import signal
 import sys
 import time
 
 _PR_SET_CHILD_SUBREAPER = 36  # linux/prctl.h
-_ROTATE_EVERY_S = 1.0
+_LOOK_S, _LOOK_AT_LEAST_S = 0.25, 0.02
+_PART, _LAST_BYTES = 1024 * 1024, 64 * 1024
+_BLOCK = _ROOM = 4096
+_COLLAPSE_RANGE = 0x08  # linux/falloc.h
 _GROUP_GRACE_S = 3.0
 _GIVE_UP_S = 20.0
 _TIDY_S = 1.0
+_LOCK_S = 3.0
+_CANNOT = b"! "
 _TRACKER = b"multiprocessing.resource_tracker"
 _HANDLED = {signal.SIGCHLD, signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGUSR1}
 
@@ -39,18 +44,50 @@ _HANDLED = {signal.SIGCHLD, signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal
 def write(folder: str, name: str, value: object) -> None:
     """Replace a file atomically and durably."""
     fresh = os.path.join(folder, f".{name}.new")
-    handle = os.open(fresh, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
-    try:
-        os.write(handle, json.dumps(value).encode())
-        os.fsync(handle)
-    finally:
-        os.close(handle)
+    data = json.dumps(value).encode()
+    put(fresh, data)
     os.replace(fresh, os.path.join(folder, name))
     entry = os.open(folder, os.O_RDONLY)
     try:
         os.fsync(entry)
     finally:
         os.close(entry)
+
+
+def put(path: str, data: bytes) -> None:
+    """Write a file durably; over what is in it, so that room that was reserved is used."""
+    handle = os.open(path, os.O_WRONLY | os.O_CREAT, 0o600)
+    try:
+        done = 0
+        while done < len(data):
+            done += os.write(handle, data[done:])
+        os.ftruncate(handle, len(data))
+        os.fsync(handle)
+    finally:
+        os.close(handle)
+
+
+def locked(lock: int) -> bool:
+    """Take the folder's lock; a shim that finds its own launch given up holds it for a moment."""
+    deadline = time.monotonic() + _LOCK_S
+    while True:
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError:
+            if time.monotonic() > deadline:
+                return False
+            time.sleep(0.01)
+        else:
+            return True
+
+
+def is_wanted(folder: str) -> bool:
+    """Whether the record is there, and of this very launch: the folder may have been given up and used again."""
+    try:
+        with open(os.path.join(folder, "record.json"), "rb") as file:
+            return bool(json.load(file)["launch"] == os.environ.get("LLMGW_LAUNCH", ""))
+    except (OSError, ValueError, KeyError):
+        return False
 
 
 def start_time(pid: int) -> int | None:
@@ -174,17 +211,64 @@ def reap_others(engine: int) -> bool:
     return alive
 
 
-def rotate(log: int, folder: str, limit: int) -> None:
-    """Keep the log below its limit: what it holds becomes ``engine.log.1`` and it starts anew.
+class Log:
+    """The engine's log, kept short: what it holds becomes ``engine.log.1``, and it starts anew.
 
     The engine writes in append mode, so that after the cut it goes on at the beginning.
     """
-    with contextlib.suppress(OSError):
-        if os.fstat(log).st_size > limit:
-            path = os.path.join(folder, "engine.log")
-            shutil.copyfile(path, f"{path}.1.new")
-            os.replace(f"{path}.1.new", f"{path}.1")
-            os.ftruncate(log, 0)
+
+    def __init__(self, limit: int) -> None:
+        self.file = os.open("engine.log", os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o600)
+        self.limit = limit
+        self.size, self.seen_at = 0, time.monotonic()
+
+    def look(self) -> float:
+        """Cut it if it is too long, or long and the disk full; says in how many seconds to look again.
+
+        The faster it grows the sooner.
+        """
+        with contextlib.suppress(OSError):
+            size, now = os.fstat(self.file).st_size, time.monotonic()
+            rate = max(0, size - self.size) / max(now - self.seen_at, 0.001)
+            room = os.fstatvfs(self.file)
+            full = room.f_bavail * room.f_frsize < _LAST_BYTES and size > 2 * _LAST_BYTES
+            if size > self.limit or full:
+                self.cut()
+                size, now = 0, time.monotonic()
+            self.size, self.seen_at = size, now
+            return min(_LOOK_S, max(_LOOK_AT_LEAST_S, (self.limit - size) / (rate or 1)))
+        return _LOOK_S
+
+    def cut(self) -> None:
+        """Keep the end of it; on a full disk only its last lines, which must not cost the room that is gained."""
+        with open("engine.log", "rb") as old:
+            size = os.fstat(old.fileno()).st_size
+            try:
+                with open("engine.log.1.new", "wb") as new:
+                    old.seek(max(0, size - self.limit))
+                    # To its very end, as more is written meanwhile.
+                    while new.tell() < 2 * self.limit and (part := old.read(_PART)):
+                        new.write(part)
+                        new.flush()
+                    copied = old.tell()
+                    if self.drop(copied // _BLOCK * _BLOCK):
+                        new.truncate(new.tell() - copied % _BLOCK)
+                    else:
+                        os.ftruncate(self.file, 0)  # what came between the last look and this is lost
+                os.replace("engine.log.1.new", "engine.log.1")
+            except OSError:
+                old.seek(max(0, size - _LAST_BYTES))
+                last = old.read(2 * _LAST_BYTES)
+                os.ftruncate(self.file, 0)
+                with contextlib.suppress(OSError):
+                    os.unlink("engine.log.1.new")
+                with contextlib.suppress(OSError):
+                    put("engine.log.1", last)
+
+    def drop(self, count: int) -> bool:
+        """Take so much off its beginning and leave what was written since; whether the file system can (ext4, XFS)."""
+        size = ctypes.c_int64
+        return bool(ctypes.CDLL(None).fallocate64(self.file, _COLLAPSE_RANGE, size(0), size(count)) == 0)
 
 
 def spawn(command: list[str], log: int) -> int:
@@ -204,15 +288,18 @@ def spawn(command: list[str], log: int) -> int:
     )
 
 
-def watch(engine: int, log: int, folder: str, limit: int, cgroup: Cgroup) -> dict[str, object]:
+def watch(engine: int, log: Log, cgroup: Cgroup, asked: str) -> dict[str, object]:
     """Wait for the end of the engine and of everything that it started."""
     ended: dict[str, object] | None = None
-    ended_at = rotated_at = time.monotonic()
+    ended_at = look_at = time.monotonic()
     killing_since: float | None = None
     while True:
-        received = signal.sigtimedwait(_HANDLED, _ROTATE_EVERY_S if ended is None else 0.05)
+        pause_s = max(0.0, look_at - time.monotonic())
+        received = signal.sigtimedwait(_HANDLED, pause_s if ended is None else 0.05)
         number = None if received is None else received.si_signo
-        if number in (signal.SIGTERM, signal.SIGINT):
+        if number in (signal.SIGTERM, signal.SIGINT) and asked == "first":
+            os.kill(engine, signal.SIGTERM)
+        elif number in (signal.SIGTERM, signal.SIGINT):
             signal_all(engine, signal.SIGTERM, everything=False, cgroup=cgroup)
         elif number == signal.SIGUSR1:
             killing_since = killing_since or time.monotonic()
@@ -232,9 +319,8 @@ def watch(engine: int, log: int, folder: str, limit: int, cgroup: Cgroup) -> dic
                     signal_all(engine, signal.SIGTERM, everything=True, cgroup=cgroup)
                 others = reap_others(engine)
         now = time.monotonic()
-        if now - rotated_at >= _ROTATE_EVERY_S:
-            rotated_at = now
-            rotate(log, folder, limit)
+        if now >= look_at:
+            look_at = now + log.look()
         if ended is not None:
             if not others:
                 os.waitpid(engine, 0)
@@ -252,14 +338,13 @@ def watch(engine: int, log: int, folder: str, limit: int, cgroup: Cgroup) -> dic
 
 def main() -> int:
     """Detach, start the engine, say which pids, watch it to its end."""
-    folder, limit, cgroup, command = sys.argv[1], int(sys.argv[2]), Cgroup(sys.argv[3]), sys.argv[4:]
+    folder, limit, cgroup = sys.argv[1], int(sys.argv[2]), Cgroup(sys.argv[3])
+    asked, command = sys.argv[4], sys.argv[5:]
     lock = os.open(os.path.join(folder, "lock"), os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
-    try:
-        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except OSError:
+    if not locked(lock):
         sys.stderr.write("another shim has this folder\n")
         return 3
-    if not os.path.exists(os.path.join(folder, "record.json")):
+    if not is_wanted(folder):
         sys.stderr.write("the launch was given up\n")
         return 4
     report, said = os.pipe()
@@ -268,8 +353,8 @@ def main() -> int:
         os.close(said)
         with os.fdopen(report, "rb") as pipe:
             answer = pipe.read()
-        sys.stdout.write(answer.decode())
-        return 0 if answer else 5
+        (sys.stderr if answer.startswith(_CANNOT) else sys.stdout).write(answer.decode())
+        return 0 if answer and not answer.startswith(_CANNOT) else 5
     os.close(report)
     os.setsid()
     os.chdir(folder)
@@ -278,13 +363,19 @@ def main() -> int:
         os.dup2(null, number)
     signal.pthread_sigmask(signal.SIG_BLOCK, _HANDLED)
     ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
-    log = os.open("engine.log", os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o600)
     me = {"shim": os.getpid(), "shim_start": start_time(os.getpid()), "engine": None, "engine_start": None}
-    write(folder, "shim.json", me)
+    try:
+        log = Log(limit)
+        write(folder, "shim.json", me)
+        for name in ("shim.json", "exit.json"):
+            put(f".{name}.new", b" " * _ROOM)  # so that a disk that is full by then hides neither pid nor end
+    except OSError as failed:
+        os.write(said, _CANNOT + f"{folder} cannot be written: {failed.strerror}".encode())
+        return 5
     try:
         cgroup.enter()
         try:
-            engine = spawn(command, log)
+            engine = spawn(command, log.file)
         finally:
             cgroup.leave()
     except OSError as failed:
@@ -294,10 +385,18 @@ def main() -> int:
         os.write(said, json.dumps(me).encode())
         return 0
     me |= {"engine": engine, "engine_start": start_time(engine)}
-    write(folder, "shim.json", me)
+    try:
+        write(folder, "shim.json", me)
+    except OSError as failed:
+        # An engine whose pid nobody knows must not be: whoever holds this shim is told, and ends what there is.
+        signal_all(engine, signal.SIGKILL, everything=True, cgroup=cgroup)
+        os.waitpid(engine, 0)
+        cgroup.remove()
+        os.write(said, _CANNOT + f"{folder} cannot be written: {failed.strerror}".encode())
+        return 5
     os.write(said, json.dumps(me).encode())
     os.close(said)
-    end = watch(engine, log, folder, limit, cgroup)
+    end = watch(engine, log, cgroup, asked)
     cgroup.remove()
     write(folder, "exit.json", end)
     return 0

@@ -14,13 +14,14 @@ from attrs import evolve
 from llmgw.agent import logs, records
 from llmgw.agent.hardware import Hardware
 from llmgw.agent.probe import probe, work_of
-from llmgw.agent.process import Grip
+from llmgw.agent.process import Grip, Handle, Known
 from llmgw.agent.proctree import PROC
 from llmgw.agent.records import Record
 from llmgw.agent.shard import (
     Action,
     DrainAsked,
     Ended,
+    Gone,
     KeepStacks,
     Kill,
     KillRemains,
@@ -49,6 +50,7 @@ DIAGNOSED_LINES = 400
 
 _EXIT_FILE_LOOKS = 10
 _EXIT_FILE_LOOK_S = 0.05
+_ATTACH_LOOK_S = 0.05
 
 Changed = Callable[["Supervisor"], None]
 
@@ -56,7 +58,8 @@ Changed = Callable[["Supervisor"], None]
 class Supervisor:
     """A launched engine and what is known of it. ``changed`` is called at every change worth reporting.
 
-    ``moved`` is set when the state is another one; whoever writes that down puts a new event in its place. ``settled``
+    ``moved`` is set when the record is to be written; who does puts a new event in its place, and says when it is
+    ``written``. ``settled``
     is set when the end is written down and nobody touches the folder any more. ``load`` is what the engine said last of
     its work.
     """
@@ -86,6 +89,8 @@ class Supervisor:
         self._clock = clock
         self._adopted = adopted
         self._grip: Grip | None = None
+        self._to_end = False
+        self._engine: Known | None = None
         self.tracking = Tracking(
             folder, record, shard.state, self._observe, lambda: changed(self), hardware=hardware, proc=proc
         )
@@ -137,16 +142,27 @@ class Supervisor:
         """End the engine; :attr:`done` is set when nothing of it is left."""
         self._observe(StopAsked(reason, grace_s))
 
-    def attach(self) -> None:
+    def attach(self) -> bool:
         """Take hold of the processes, by what the shim wrote down of them; before anybody may ask for a stop.
 
-        The shim knows the exit status; should it be gone, the engine itself is watched. Blocking, for a moment.
+        The shim knows the exit status; should it be gone, the engine itself is watched. Whether the engine's pid is
+        known: a shim that is only just starting has not told it yet. Blocking, for a moment.
         """
         pids = records.pids(self.folder)
         if pids is None:
-            return
+            return False
         self.pid = pids.engine
-        self._grip = pids.grip()
+        if self._grip is None:
+            self._grip = pids.grip()
+        if pids.engine is not None and pids.engine_start is not None:
+            self._engine = Known(pids.engine, pids.engine_start)
+        return self.pid is not None
+
+    def written(self) -> None:
+        """The record is on the disk as it is, or cannot be: what waited for that is done."""
+        if self._to_end and self._grip is not None:
+            self._to_end = False
+            self._grip.terminate()
 
     async def look(self, within_s: float) -> None:
         """Ask the engine once how it is; for one that was adopted, so that what is reported first is true already."""
@@ -160,6 +176,7 @@ class Supervisor:
         try:
             async with trio.open_nursery() as nursery:
                 nursery.start_soon(self._watch_end)
+                nursery.start_soon(self._watch_first)
                 nursery.start_soon(self._watch_log)
                 nursery.start_soon(self._watch_health)
                 nursery.start_soon(self._watch_clock)
@@ -167,16 +184,17 @@ class Supervisor:
                 await self.done.wait()
                 nursery.cancel_scope.cancel(reason="the shard has ended")
         finally:
-            self._let_go()
+            self.let_go()
 
     async def _watch_end(self) -> None:
         ended: Ended | None = None
+        await self._take_hold()
         while ended is None and self._grip is not None:
             await self._grip.wait()
             ended = await self._read_end()
-            self._let_go()
+            self.let_go()
             if ended is None:
-                self.attach()
+                self._hold()
                 if self._grip is not None:
                     self._log.warning("the shim is gone; the engine goes on, and is watched itself")
         if ended is None:
@@ -190,6 +208,35 @@ class Supervisor:
         await self.tracking.clear(ended)
         self._observe(ended)
 
+    async def _take_hold(self) -> None:
+        """Wait for what the shim says of itself and its engine, for as long as it holds its folder and has not."""
+        known = self._hold()
+        while not known and await trio.to_thread.run_sync(records.is_held, self.folder):
+            await trio.sleep(_ATTACH_LOOK_S)
+            if known := self._hold():
+                self._changed(self)
+        if not known:
+            self._hold()
+
+    def _hold(self) -> bool:
+        had = self._grip
+        known = self.attach()
+        if had is None and self._to_end:
+            self.moved.set()  # it was asked for when nobody could be told yet
+        return known
+
+    async def _watch_first(self) -> None:
+        """Its shim ends only after all that it started, which takes seconds; it serves nobody from now on."""
+        if self._engine is None:
+            return
+        handle = Handle.open(self._engine)
+        if handle is not None:
+            try:
+                await handle.wait()
+            finally:
+                handle.close()
+        self._observe(Gone())
+
     async def _read_end(self) -> Ended | None:
         """What the shim wrote down, which it does right before it ends; ``None`` when it could not."""
         for _ in range(_EXIT_FILE_LOOKS):
@@ -199,7 +246,8 @@ class Supervisor:
             await trio.sleep(_EXIT_FILE_LOOK_S)
         return None
 
-    def _let_go(self) -> None:
+    def let_go(self) -> None:
+        """Close what :meth:`attach` opened; the engine goes on."""
         if self._grip is not None:
             self._grip.close()
             self._grip = None
@@ -248,17 +296,21 @@ class Supervisor:
             return
         if self.shard.state is not before.state:
             self._log.info("shard", state=self.shard.state.value, reason=self.shard.reason)
-            self.record = evolve(self.record, state=self.shard.state, since=self.shard.since)
             self.tracking.became(self.shard.state)
-            self.moved.set()
+            # A successor that reads ``stopping`` takes the end for one that was asked for.
+            if self.shard.ended_while is None:
+                self.record = evolve(self.record, state=self.shard.state, since=self.shard.since)
+                self.moved.set()
         if self.shard.state.ended:
             self.done.set()
         self._changed(self)
 
     def _act(self, action: Action) -> None:
         match action:
-            case Terminate() if self._grip is not None:
-                self._grip.terminate()
+            case Terminate():
+                # Written down first, so that an end that was asked for is known as one even if this agent dies now.
+                self._to_end = True
+                self.moved.set()
             case Kill() if self._grip is not None:
                 self._log.warning("killing the engine and everything it started")
                 self._grip.kill()

@@ -15,7 +15,7 @@ from llmgw.agent import cgroup, listeners, memory, proctree, records, stacks
 from llmgw.agent.hardware import Hardware
 from llmgw.agent.proctree import PROC, Member
 from llmgw.agent.records import Record
-from llmgw.agent.shard import STACKS_S, Ended, Exposed, Observation, Read, Remains, StacksKept
+from llmgw.agent.shard import STACKS_S, Crippled, Ended, Exposed, Observation, Read, Remains, StacksKept
 from llmgw.hardware.inventory import Inventory
 from llmgw.scheduler.state import ShardState
 from llmgw.telemetry.logging import logger
@@ -25,6 +25,10 @@ FRESH_S = 10.0
 """While a shard loads, the hardware is read this often: all shards that load share the readings."""
 
 LISTEN_EVERY_S = 300.0
+WORKERS_EVERY_S = 2.0
+_WORKER = "VLLM::Worker"
+"""How vLLM's workers call themselves (0.11 to 0.33), such as ``VLLM::Worker_TP1``."""
+
 _LOADS = (ShardState.STARTING, ShardState.LOADING)
 _SERVES = (ShardState.READY, ShardState.DRAINING)
 _REMEDY = "look for --host in the profile's args, or for a proxy in the engine's image"
@@ -88,6 +92,7 @@ class Tracking:
             nursery.start_soon(self._watch_reading)
             nursery.start_soon(self._watch_listeners)
             nursery.start_soon(self._watch_stuck)
+            nursery.start_soon(self._watch_workers)
             if self._hardware is not None:
                 nursery.start_soon(self._watch_memory, self._hardware)
                 nursery.start_soon(self._keep_fresh, self._hardware)
@@ -171,6 +176,21 @@ class Tracking:
         record = self._record
         found = listeners.listening((member.pid for member in self.members()), self._proc)
         return listeners.judge(found, record.host, record.port, serves=record.rank == 0)
+
+    async def _watch_workers(self) -> None:
+        """vLLM's launcher of a rank above 0 outlives its workers, and rank 0 notices with the next request only."""
+        if self._record.rank == 0:
+            return
+        await self._serves.wait()
+        known: dict[int, Member] = {}
+        while True:
+            found = {m.pid: m for m in await trio.to_thread.run_sync(self.members) if m.command.startswith(_WORKER)}
+            for pid, worker in known.items():
+                if pid not in found and self._state in _SERVES:
+                    self._observe(Crippled(f"{worker} ended without being asked, and the rest of the rank stayed"))
+                    return
+            known = found
+            await trio.sleep(WORKERS_EVERY_S)
 
     async def _watch_stuck(self) -> None:
         await self._stuck.wait()

@@ -31,7 +31,12 @@ async def interface_of(address: str) -> str | None:
 
 
 def _find(wanted: set[ipaddress.IPv4Address | ipaddress.IPv6Address]) -> str | None:
-    return next((name for name, address in interfaces() if address in wanted), None)
+    # The loopback interface takes all of 127.0.0.0/8 and lists one address of it.
+    inner = any(address.version == 4 and address.is_loopback for address in wanted)
+    for name, address in interfaces():
+        if address in wanted or (inner and address.version == 4 and address.is_loopback):
+            return name
+    return None
 
 
 def interfaces(root: Path = Path("/")) -> Iterator[tuple[str, ipaddress.IPv4Address | ipaddress.IPv6Address]]:

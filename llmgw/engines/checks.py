@@ -9,7 +9,16 @@ from llmgw.hardware.gpu import compute_capability
 from llmgw.hardware.inventory import Device, Fault
 from llmgw.settings.catalog import Profile
 from llmgw.settings.faults import dotted
-from llmgw.settings.profile_rules import MODEL_NAME, Rule, arguments, arithmetic, engine_fit, fp8, mig
+from llmgw.settings.profile_rules import (
+    MODEL_NAME,
+    Rule,
+    adapters,
+    arguments,
+    arithmetic,
+    engine_fit,
+    mig,
+    quantized,
+)
 
 
 def refusals(model: str, profile: Profile, devices: Sequence[Device], version: str | None = None) -> tuple[Fault, ...]:
@@ -41,8 +50,9 @@ def _refusals(model: str, profile: Profile, devices: Sequence[Device], version: 
     rules: tuple[Iterator[Rule], ...] = (
         arithmetic(profile),
         mig(profile, classes),
-        fp8(profile.quantization, capabilities),
+        quantized(profile.engine, profile.quantization, capabilities),
         engine_fit(profile),
+        adapters(model, profile, version),
         arguments(profile, version),
     )
     for path, problem, hint in (rule for some in rules for rule in some):

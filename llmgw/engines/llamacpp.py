@@ -4,6 +4,9 @@ from __future__ import annotations
 
 from llmgw.engines.base import Launch, ShardSpec, cuda_env
 from llmgw.engines.weights import weights_of
+from llmgw.settings.catalog import Task
+
+_TASK = {Task.GENERATE: (), Task.EMBED: ("--embeddings",), Task.RERANK: ("--rerank",)}
 
 
 def launch(spec: ShardSpec) -> Launch:
@@ -23,6 +26,7 @@ def launch(spec: ShardSpec) -> Launch:
         "--n-gpu-layers", "99",
         "--metrics",
         "--sse-ping-interval", "1",
+        *_TASK[profile.task],
     ]  # fmt: skip
     if profile.tp > 1:
         argv += ["--split-mode", "layer"]

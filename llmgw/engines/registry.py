@@ -7,7 +7,9 @@ from collections.abc import Callable, Mapping
 from llmgw.engines import llamacpp, sglang, vllm
 from llmgw.engines.base import Launch, ShardSpec
 from llmgw.engines.checks import require
+from llmgw.errors import OperatorError
 from llmgw.settings.catalog import EngineKind
+from llmgw.settings.engine_flags import argument_faults
 
 _ADAPTERS: Mapping[EngineKind, Callable[[ShardSpec], Launch]] = {
     EngineKind.VLLM: vllm.launch,
@@ -17,6 +19,21 @@ _ADAPTERS: Mapping[EngineKind, Callable[[ShardSpec], Launch]] = {
 
 
 def build(spec: ShardSpec) -> Launch:
-    """The process to start. Raises :class:`llmgw.errors.OperatorError` with every reason not to start it."""
+    """The process to start. Raises :class:`llmgw.errors.OperatorError` with every reason not to start it.
+
+    Where the installed version is not known, an argument that any version has will do.
+    """
     require(spec.model, spec.profile, spec.devices, spec.install.version)
-    return _ADAPTERS[spec.profile.engine](spec)
+    launch = _ADAPTERS[spec.profile.engine](spec)
+    given = arguments_of(spec, launch)
+    faults = list(argument_faults(spec.profile.engine, given, spec.profile.allow_args, spec.install.version))
+    if faults:
+        remedies = "; ".join(dict.fromkeys(remedy for _, _, remedy in faults))
+        what = f"profile {spec.profile.name} of {spec.model}"
+        raise OperatorError(what, "; ".join(problem for _, problem, _ in faults), remedies)
+    return launch
+
+
+def arguments_of(spec: ShardSpec, launch: Launch) -> tuple[str, ...]:
+    """What follows the installed command, without vLLM's model, which stands there by itself."""
+    return launch.argv[len(spec.install.command) + (spec.profile.engine is EngineKind.VLLM) :]

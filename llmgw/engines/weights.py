@@ -1,7 +1,7 @@
 """What a profile's ``weights`` mean: a path, or a repository on a hub.
 
-* ``/models/llama`` is that path;
-* ``./llama``, ``llama`` and anything that ends in ``.gguf`` are below the node's ``weights_dir`` and may not lead out;
+* ``/models/llama`` is that path, ``./llama``, ``llama`` and anything that ends in ``.gguf`` are below the node's
+  ``weights_dir``; none may lead out of it;
 * ``org/name`` is a repository, which the engine finds in its cache or fetches (llama.cpp takes files only: there it is
   a path as well).
 """
@@ -29,11 +29,22 @@ class Weights:
 
 def weights_of(text: str, kind: EngineKind, weights_dir: str) -> Weights:
     """Resolve a profile's ``weights``. Raises :class:`OperatorError` when they lead out of ``weights_dir``."""
-    if text.startswith("/"):
-        return Weights(text, True)
-    if kind is not EngineKind.LLAMACPP and _REPOSITORY.fullmatch(text) and not text.endswith(".gguf"):
+    repository = not text.startswith("/") and _REPOSITORY.fullmatch(text) and not text.endswith(".gguf")
+    if repository and kind is not EngineKind.LLAMACPP:
         return Weights(text, False)
+    return Weights(_within(text, weights_dir, "weights"), True)
+
+
+def adapter_path(text: str, weights_dir: str) -> str:
+    """Where an adapter is: always a path. Raises :class:`OperatorError` when it leads out of ``weights_dir``."""
+    path = _within(text, weights_dir, "adapter")
+    if any(c in path for c in " ,="):
+        raise OperatorError(f"adapter {path}", "has a space, comma or = in its path", "move it, or its weights_dir")
+    return path
+
+
+def _within(text: str, weights_dir: str, what: str) -> str:
     path = below(text, weights_dir)
     if path is None:
-        raise OperatorError(f"weights {text}", f"leads out of {weights_dir}", "name a path below it")
-    return Weights(path, True)
+        raise OperatorError(f"{what} {text}", f"leads out of {weights_dir}", "name a path below it")
+    return path

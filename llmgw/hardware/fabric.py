@@ -229,7 +229,7 @@ def _fabric_warnings(fabrics: Sequence[Fabric], by_name: dict[str, Adapter]) -> 
             yield Fault(
                 "mixed-gid-index",
                 f"fabric {fabric.label}: the addresses stand at different GID indices ({each})",
-                "no NCCL_IB_GID_INDEX fits all of them",
+                "no NCCL_IB_GID_INDEX fits all of them; NCCL is given their address range, which it reads from 2.21 on",
             )
 
 

@@ -159,12 +159,9 @@ class Directory:
         return counts
 
     def in_flight(self) -> dict[tuple[str, str], int]:
-        """Open requests by model and endpoint id."""
-        return {
-            (route.model, engine.endpoint.id): engine.outstanding
-            for route, engines in self._routes.values()
-            for engine in engines
-        }
+        """Open requests by model and endpoint id; those for a model's adapters count as the model's."""
+        models = {id(engine): route.model for route, engines in reversed(self._routes.values()) for engine in engines}
+        return {(models[id(e)], e.endpoint.id): e.outstanding for e in self._engines.values()}
 
     def sweep(self, now: float) -> None:
         """Look after idle connections and engines that have left."""

@@ -22,7 +22,10 @@ class Kind(Enum):
     METRICS = "metrics"
 
 
-_POST = {b"/v1/chat/completions": Kind.ENGINE, b"/v1/completions": Kind.ENGINE, b"/v1/embeddings": Kind.ENGINE}
+_POST = dict.fromkeys(
+    (b"/v1/chat/completions", b"/v1/completions", b"/v1/embeddings", b"/v1/rerank"),
+    Kind.ENGINE,
+)
 _GET = {b"/v1/models": Kind.MODELS, b"/healthz": Kind.HEALTH, b"/readyz": Kind.READY, b"/metrics": Kind.METRICS}
 _MODEL_PREFIX = b"/v1/models/"
 

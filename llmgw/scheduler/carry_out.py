@@ -147,7 +147,6 @@ def _stop(pass_: Working, row: Replica) -> None:
 def _reap(pass_: Working) -> None:
     """Stop what runs in this cluster's name and belongs to no row, or to an earlier start of one."""
     rows = {s.shard: r for r in pass_.rows.values() for s in r.shards}
-    grace = Limits().stop_s
     for node in pass_.state.nodes:
         if node.state is not NodeState.CONNECTED:
             continue
@@ -162,8 +161,9 @@ def _reap(pass_: Working) -> None:
         # The newest first: what has served longest goes last.
         for report in sorted(extra, key=lambda r: (-r.generation, r.shard)):
             row = rows.get(report.shard)
-            reason = "no replica wants this shard"
+            reason, grace = "no replica wants this shard", Limits().stop_s
             if row is not None:
                 reason = f"an earlier start of this shard still runs; {row.reason}"
+                grace = row.profile.limits.stop_s
             pass_.commands.append(StopCommand(node.id, report.shard, report.generation, reason, grace))
             pass_.decisions.append(Decision(DecisionKind.REAP, report.model, report.replica, node.id, reason))

@@ -13,7 +13,7 @@ from llmgw.hardware.inventory import Device
 from llmgw.scheduler.explain import Refusal
 from llmgw.scheduler.state import Node, NodeState
 from llmgw.settings.catalog import EngineKind, PlacementRules, Profile
-from llmgw.settings.profile_rules import fp8, is_mig
+from llmgw.settings.profile_rules import is_mig, quantized
 
 
 @frozen
@@ -43,7 +43,7 @@ def need_of(profile: Profile, rules: PlacementRules, least_mib: tuple[tuple[str,
         classes=profile.device_class,
         gpus=profile.gpus,
         nodes=profile.nodes,
-        together=profile.tp > 1,
+        together=profile.tp > 1 or (profile.dp > 1 and profile.expert_parallel),
         memory_gib=profile.memory_gib,
         quantization=profile.quantization,
         labels=tuple(sorted(rules.nodes.items())),
@@ -187,7 +187,7 @@ def _against(need: Need, device: Device, view: NodeView) -> str | None:
             return f"{device.label} has {device.total_mib} MiB, {least_mib} are needed"
     if need.quantization is not None:
         capability = device.compute_capability or compute_capability(device.device_class)
-        for _path, problem, _hint in fp8(need.quantization, {device.label: capability}):
+        for _path, problem, _hint in quantized(need.engine, need.quantization, {device.label: capability}):
             return problem
     return None
 

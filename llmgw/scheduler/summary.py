@@ -82,6 +82,7 @@ def _telling(row: Replica, state: ClusterState) -> _Seen | None:
     troubles: tuple[Callable[[_Seen], bool], ...] = (
         lambda s: s[1] is None or s[1].state is NodeState.LOST,
         lambda s: s[2] is not None and s[2].state.ended,
+        lambda s: s[2] is not None and s[2].state is ShardState.STOPPING,
         lambda s: s[1] is not None and s[1].state is NodeState.UNREACHABLE,
         lambda s: s[2] is None,
     )

@@ -77,9 +77,9 @@ class Working:
         return row.goal is Goal.RUN and row.superseded_by is None and bool(row.shards) and self.lost(row)
 
     def ready(self, row: Replica) -> bool:
-        """Rank 0 lists the model, which it cannot before all others have joined it, and none of them has ended."""
+        """Rank 0 lists the model, which it cannot before all others have joined it, and none of them is going."""
         reports = [self.state.report(s, row.generation) for s in row.shards]
-        if not reports or any(r is None or r.state.ended for r in reports):
+        if not reports or any(r is None or r.state is ShardState.STOPPING or r.state.ended for r in reports):
             return False
         return reports[0] is not None and reports[0].state is ShardState.READY
 

@@ -47,7 +47,7 @@ class DemandBook:
 
     def of(self, models: Iterable[Model], replicas: Iterable[Replica]) -> dict[str, Demand]:
         """What each model that follows its load has to do; nothing before the router's first word."""
-        scaling = {model.name for model in models if model.scaling is not None}
+        scaling = {model.name: model.names for model in models if model.scaling is not None}
         if not scaling or self._routed is None:
             return {}
         said = {(e.shard, e.generation): e for loads in self._engines.values() for e in loads}
@@ -56,7 +56,7 @@ class DemandBook:
         for row in replicas:
             if row.model in scaling and row.shards:
                 rows[row.model].append(row)
-        for name in scaling:
+        for name, names in scaling.items():
             engines = [e for r in rows[name] if (e := said.get((r.shards[0].shard, r.generation))) is not None]
             routed = sum(self._routed.outstanding.get(r.shards[0].shard, 0) for r in rows[name])
             waiting = sum(e.waiting for e in engines)
@@ -65,8 +65,8 @@ class DemandBook:
             usage = [e.kv_usage for e in engines if e.kv_usage is not None]
             made[name] = Demand(
                 running=running,
-                waiting=waiting + self._routed.waiting.get(name, 0),
+                waiting=waiting + sum(self._routed.waiting.get(n, 0) for n in names),
                 kv_usage=sum(usage) / len(usage) if usage else None,
-                asked=max(self._started, self._asked.get(name, 0.0)),
+                asked=max(self._started, *(self._asked.get(n, 0.0) for n in names)),
             )
         return made

@@ -29,6 +29,10 @@ def _served(replica: Replica, state: ClusterState) -> Endpoint | None:
     node = state.node(head.node)
     if node is None:
         return None
+    # Rank 0 goes on answering, and hangs with the first request, when another rank is gone.
+    others = (state.report(shard, replica.generation) for shard in replica.shards[1:])
+    if any(r is not None and (r.state is ShardState.STOPPING or r.state.ended) for r in others):
+        return None
     for report in node.reports:
         if report.shard == head.shard and report.generation == replica.generation:
             if report.state not in (ShardState.READY, ShardState.DRAINING):
@@ -39,17 +43,23 @@ def _served(replica: Replica, state: ClusterState) -> Endpoint | None:
 
 
 def routes(settings: Settings, state: ClusterState, reasons: Mapping[str, str], created: int) -> tuple[Route, ...]:
-    """A route a model, in the catalog's order; ``reasons`` says of each model why nothing of it may be ready."""
-    made = []
+    """A route a model, in the catalog's order; ``reasons`` says of each model why nothing of it may be ready.
+
+    A model's adapters follow it, each with the replicas that were started with it.
+    """
+    made: list[Route] = []
+    serving: list[tuple[Endpoint, tuple[str, ...]]]
     for model in settings.models:
         if model.endpoints:
-            endpoints = tuple(_static(url) for url in model.endpoints)
+            serving = [(_static(url), (model.name,)) for url in model.endpoints]
         else:
-            replicas = (r for r in state.replicas if r.model == model.name and r.shards)
-            endpoints = tuple(e for r in replicas if (e := _served(r, state)) is not None)
+            replicas = [r for r in state.replicas if r.model == model.name and r.shards]
+            serving = [(e, r.profile.served(model.name)) for r in replicas if (e := _served(r, state)) is not None]
         scaling = model.scaling
         hold_s = scaling.hold_s if scaling is not None and scaling.min == 0 else 0.0
-        made.append(Route(model.name, endpoints, reasons.get(model.name, ""), created, hold_s))
+        for name in model.names:
+            endpoints = tuple(endpoint for endpoint, served in serving if name in served)
+            made.append(Route(name, endpoints, reasons.get(model.name, ""), created, hold_s))
     return tuple(made)
 
 

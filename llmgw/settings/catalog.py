@@ -23,6 +23,14 @@ class EngineKind(StrEnum):
     LLAMACPP = "llamacpp"
 
 
+class Task(StrEnum):
+    """What a model is asked for: text, the vector of a text, or how well documents answer a query."""
+
+    GENERATE = "generate"
+    EMBED = "embed"
+    RERANK = "rerank"
+
+
 @frozen
 class Limits:
     """How long a shard may stay in a state before it counts as failed, in seconds.
@@ -44,11 +52,13 @@ class Profile:
     """One way to run a model.
 
     ``device_class`` lists the classes that it may run on, most wanted first; one replica never mixes them.
-    ``gpus`` counts the devices on each node, so a replica has ``nodes * gpus == tp * pp`` of them.
+    ``gpus`` counts the devices on each node, so a replica has ``nodes * gpus == dp * tp * pp`` of them: ``dp`` groups
+    of ``tp * pp`` devices, each with requests of its own. With ``expert_parallel`` the experts of a mixture are spread
+    over all devices of all groups. ``lora`` names adapters and where they are; clients ask for ``<model>:<name>``.
     ``memory_gib`` is the least device memory that it needs: it stands in for what would be estimated. That counts the
     weights' own files, or ``parameters`` until somebody has them, and room for ``concurrency`` whole contexts; neither
-    is told to the engine. ``allow_args`` names
-    arguments in ``args`` that no table knows and that the operator vouches for.
+    is told to the engine. ``allow_args`` names arguments in ``args`` that no table knows and that the operator vouches
+    for.
     """
 
     name: str
@@ -59,6 +69,10 @@ class Profile:
     nodes: int = 1
     tp: int = 1
     pp: int = 1
+    dp: int = 1
+    expert_parallel: bool = False
+    task: Task = Task.GENERATE
+    lora: Mapping[str, str] = field(default=_NONE, hash=False)
     memory_gib: float | None = None
     context_length: int | None = None
     quantization: str | None = None
@@ -74,6 +88,10 @@ class Profile:
     def devices(self) -> int:
         """How many devices one replica holds in all."""
         return self.nodes * self.gpus
+
+    def served(self, model: str) -> tuple[str, ...]:
+        """Every name that a replica answers to: the model's, and one for each adapter."""
+        return (model, *(f"{model}:{name}" for name in self.lora))
 
 
 class Packing(StrEnum):
@@ -145,6 +163,11 @@ class Model:
     group: str = ""
     update: Update = Update.SURGE
     scaling: Scaling | None = None
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """Every name that clients may ask for: its own, and those of its profiles' adapters."""
+        return tuple(dict.fromkeys((self.name, *(name for p in self.profiles for name in p.served(self.name)))))
 
     def profile(self, name: str) -> Profile | None:
         """The profile of this name, if the model has one."""

@@ -75,6 +75,14 @@ def arity(kind: EngineKind, flag: str, version: str | None) -> str | None:
     return found[-1].arity if found else None
 
 
+def surely_has(kind: EngineKind, flag: str, version: str | None) -> bool:
+    """Whether this version has the argument beyond doubt: not where it is not known, nor between two that differ."""
+    if version is None:
+        return False
+    spans = _spans(kind).get(flag, ())
+    return all(any(s.first <= position <= s.last for s in spans) for position in _positions(kind, version))
+
+
 def _positions(kind: EngineKind, version: str) -> tuple[int, int]:
     """The tables next below and next above a version; the same one where it is a table's own or beyond the ends."""
     wanted = version_key(version)

@@ -135,6 +135,8 @@ def estimate(profile: Profile, facts: WeightFacts | None) -> Estimate | None:
     arguments = _Arguments(profile)
     if arguments.any_of(_ELSEWHERE[profile.engine]):
         return None
+    if profile.dp > 1 and profile.expert_parallel:
+        return None  # every group has the attention, and all of them share the experts: the files do not say how much
     weights = _weights(profile, facts, arguments)
     if weights is None:
         return None
@@ -294,7 +296,8 @@ def remedy_of(profile: Profile, estimate: Estimate) -> str:
     """What would help, the most likely first."""
     found = []
     if estimate.cache.size > estimate.counted // 10:
-        found.append("lower context_length" + (" or concurrency" if (profile.concurrency or 1) > 1 else ""))
+        word = "set" if profile.context_length is None else "lower"
+        found.append(f"{word} context_length" + (" or lower concurrency" if (profile.concurrency or 1) > 1 else ""))
     if "-mig-" not in "".join(profile.device_class):
         found.append("raise tp")
     if not profile.quantization and profile.engine is not EngineKind.LLAMACPP:

@@ -9,8 +9,9 @@ import re
 from collections.abc import Iterator, Mapping, Sequence
 
 from llmgw.settings.catalog import EngineKind, Profile
-from llmgw.settings.engine_flags import argument_faults
+from llmgw.settings.engine_flags import argument_faults, version_key
 from llmgw.settings.faults import Path
+from llmgw.settings.quantization import FP8, least_capability
 
 Rule = tuple[Path, str, str]
 """Path within the profile, what is wrong, and what to do."""
@@ -22,30 +23,47 @@ DEVICE_CLASS = re.compile(r"[a-z0-9]+(?:-[a-z0-9]+)*-[0-9]+g(?:-mig-[0-9a-z.+-]+
 
 _ENV_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 
-FP8_CAPABILITY = 89
-"""Ten times the least compute capability with fp8 units (Ada)."""
+LORA_NAME = re.compile(r"[A-Za-z0-9](?:[A-Za-z0-9._-]{0,62}[A-Za-z0-9])?")
+"""What clients write behind the model's name and a colon; it stands before an ``=`` on command lines."""
+
+_SGLANG_ADAPTERS = "0.5.6"
+"""The first release that surely has the pull request named below, which was merged between 0.5.3 and this one."""
+
+_LORA_PATH = re.compile(r"[^-\s,=\x00-\x1f\x7f][^\s,=\x00-\x1f\x7f]{0,1023}")
 
 _OURS: Mapping[EngineKind, tuple[str, ...]] = {
     EngineKind.VLLM: (
         "--host", "--port", "--uds", "--api-key", "--served-model-name", "--model", "--tensor-parallel-size", "-tp",
         "--pipeline-parallel-size", "-pp", "--nnodes", "--node-rank", "--master-addr", "--master-port", "--headless",
-        "--data-parallel-address", "--device-ids", "--grpc", "--ssl-keyfile", "--ssl-certfile", "--root-path",
-        "--tool-server", "--config", "--middleware",
+        "--data-parallel-size", "-dp", "--data-parallel-size-local", "-dpl", "--data-parallel-rank", "-dpn",
+        "--data-parallel-start-rank", "-dpr", "--data-parallel-address", "-dpa", "--data-parallel-rpc-port", "-dpp",
+        "--data-parallel-external-lb", "-dpe", "--data-parallel-hybrid-lb", "-dph", "-dpm",
+        "--data-parallel-multi-port-external-lb", "--enable-expert-parallel", "-ep", "--runner", "--convert", "--task",
+        "--lora-modules", "--device-ids", "--grpc", "--ssl-keyfile", "--ssl-certfile", "--root-path", "--tool-server",
+        "--config", "--middleware", "--grpc-port", "--data-parallel-supervisor-port",
     ),
     EngineKind.SGLANG: (
         "--host", "--port", "--api-key", "--admin-api-key", "--served-model-name", "--model-path", "--model",
         "--tensor-parallel-size", "--tp-size", "--tp", "--pipeline-parallel-size", "--pp-size", "--pp", "--nnodes",
-        "--node-rank", "--dist-init-addr", "--nccl-port", "--base-gpu-id", "--config", "--tool-server",
-        "--enable-metrics",
+        "--node-rank", "--dist-init-addr", "--nccl-init-addr", "--nccl-port", "--base-gpu-id", "--config",
+        "--tool-server", "--enable-metrics", "--data-parallel-size", "--dp-size", "--dp", "--attn-dp-size",
+        "--enable-dp-attention", "--expert-parallel-size", "--ep-size", "--ep", "--is-embedding", "--lora-paths",
+        "--gpu-id-step", "--grpc-mode", "--smg-grpc-mode", "--grpc-port", "--grpc-http-sidecar-port",
+        "--smg-http-sidecar-port", "--engine-info-bootstrap-port", "--gated-launch-port", "--fastapi-root-path",
+        "--ssl-keyfile", "--ssl-certfile", "--ssl-keyfile-password", "--enable-http-worker-reuseport",
+        "--custom-sigquit-handler", "--enable-custom-logit-processor",
     ),
     EngineKind.LLAMACPP: (
         "--host", "--port", "--api-key", "--api-key-file", "--alias", "-a", "--model", "-m", "--model-url", "-mu",
         "--hf-repo", "-hf", "-hfr", "--hf-file", "-hff", "--rpc", "--path", "--slot-save-path", "--ssl-key-file",
         "--ssl-cert-file", "--split-mode", "-sm", "--metrics", "--props", "--ctx-size", "-c", "--tools",
-        "--webui-mcp-proxy",
+        "--webui-mcp-proxy", "--ui-mcp-proxy", "--embedding", "--embeddings", "--rerank", "--reranking",
+        "--agent", "--mcp-servers-config", "--mcp-servers-json", "--tools-runtime", "--api-prefix", "--reuse-port",
+        "--device", "-dev", "--list-devices",
     ),
 }  # fmt: skip
-"""Flags that are llmgw's own: where the engine listens, under which name, what it loads and on which devices."""
+"""Flags that are llmgw's own: where the engine listens and for what, under which name, what it loads, on which devices
+and in which groups; and what lets its clients reach more than the model (tools, code of theirs)."""
 
 _OUR_ENV_PREFIXES = ("LLMGW_", "LLAMA_", "LD_")
 _OUR_ENV = frozenset(
@@ -53,11 +71,20 @@ _OUR_ENV = frozenset(
         "CUDA_VISIBLE_DEVICES",
         "CUDA_DEVICE_ORDER",
         "NVIDIA_VISIBLE_DEVICES",
+        "GGML_VK_VISIBLE_DEVICES",
+        "NCCL_IB_HCA",
+        "NCCL_IB_DISABLE",
+        "NCCL_IB_GID_INDEX",
+        "NCCL_IB_ADDR_RANGE",
+        "NCCL_SOCKET_IFNAME",
+        "GLOO_SOCKET_IFNAME",
         "VLLM_API_KEY",
         "VLLM_PORT",
         "VLLM_HOST_IP",
         "VLLM_RPC_BASE_PATH",
         "VLLM_SERVER_DEV_MODE",
+        "VLLM_ALLOW_RUNTIME_LORA_UPDATING",
+        "VLLM_KEEP_ALIVE_ON_ENGINE_DEATH",
         "SGLANG_HOST_IP",
         "SGLANG_PORT",
         "PATH",
@@ -96,17 +123,18 @@ def owned_flag(kind: EngineKind, argument: str) -> str | None:
 
 def arithmetic(profile: Profile) -> Iterator[Rule]:
     """Devices must be exactly as many as the parallel groups need."""
-    have, need = profile.nodes * profile.gpus, profile.tp * profile.pp
-    for name in ("gpus", "nodes", "tp", "pp"):
+    have, need = profile.nodes * profile.gpus, profile.dp * profile.tp * profile.pp
+    for name in ("gpus", "nodes", "dp", "tp", "pp"):
         if getattr(profile, name) < 1:
             yield (name,), f"expected at least 1, found {getattr(profile, name)}", ""
             return
     if have != need:
         nodes = f"{profile.nodes} node{'s' if profile.nodes != 1 else ''}"
+        dp = "" if profile.dp == 1 else f"dp {profile.dp} x "
         yield (
             ("gpus",),
-            f"{nodes} x {profile.gpus} gpus = {have} devices, but tp {profile.tp} x pp {profile.pp} = {need}",
-            "make nodes x gpus equal to tp x pp",
+            f"{nodes} x {profile.gpus} gpus = {have} devices, but {dp}tp {profile.tp} x pp {profile.pp} = {need}",
+            "make nodes x gpus equal to dp x tp x pp" if dp else "make nodes x gpus equal to tp x pp",
         )
 
 
@@ -115,7 +143,7 @@ def mig(profile: Profile, classes: Sequence[str]) -> Iterator[Rule]:
     wanted = next((c for c in classes if is_mig(c)), None)
     if wanted is None:
         return
-    for name in ("gpus", "nodes", "tp", "pp"):
+    for name in ("gpus", "nodes", "dp", "tp", "pp"):
         if getattr(profile, name) != 1:
             yield (
                 (name,),
@@ -124,26 +152,75 @@ def mig(profile: Profile, classes: Sequence[str]) -> Iterator[Rule]:
             )
 
 
-def fp8(quantization: str | None, capabilities: Mapping[str, int | None]) -> Iterator[Rule]:
-    """fp8 needs compute capability 8.9; ``capabilities`` are ten times the version, by what to call the device."""
-    if quantization is None or "fp8" not in quantization.lower():
+def quantized(engine: EngineKind, quantization: str | None, capabilities: Mapping[str, int | None]) -> Iterator[Rule]:
+    """The cards must be new enough; ``capabilities`` are ten times the version, by what to call the device."""
+    least = None if quantization is None else least_capability(engine, quantization)
+    if least is None:
         return
     for name, capability in capabilities.items():
-        if capability is not None and capability < FP8_CAPABILITY:
+        if capability is not None and capability < least:
+            newer = "use a device class from Ada or Hopper on (l4, l40s, h100)" if least == FP8 else "use newer cards"
             yield (
                 ("quantization",),
-                f"{quantization} needs compute capability 8.9, {name} has {capability // 10}.{capability % 10}",
-                "use a device class from Ada or Hopper on (l4, l40s, h100), or another quantization",
+                f"{quantization} needs compute capability {_version(least)}, {name} has {_version(capability)}",
+                f"{newer}, or another quantization",
             )
+
+
+def _version(capability: int) -> str:
+    return f"{capability // 10}.{capability % 10}"
 
 
 def engine_fit(profile: Profile) -> Iterator[Rule]:
     """What this kind of engine cannot do at all."""
-    if profile.engine is EngineKind.LLAMACPP:
-        if profile.nodes > 1:
-            yield ("nodes",), "llama.cpp runs on one node here", "use vllm or sglang for several nodes"
-        if profile.pp > 1:
-            yield ("pp",), "llama.cpp has no pipeline parallelism", "set pp to 1 and tp to the number of gpus"
+    match profile.engine:
+        case EngineKind.LLAMACPP:
+            if profile.nodes > 1:
+                yield ("nodes",), "llama.cpp runs on one node here", "use vllm or sglang for several nodes"
+            if profile.pp > 1:
+                yield ("pp",), "llama.cpp has no pipeline parallelism", "set pp to 1 and tp to the number of gpus"
+            if profile.dp > 1:
+                yield ("dp",), "llama.cpp has no data parallelism", "set dp to 1 and raise replicas"
+            if profile.expert_parallel:
+                yield ("expert_parallel",), "llama.cpp has no expert parallelism", "remove it"
+            if profile.lora:
+                yield ("lora",), "llama.cpp gives an adapter no name to ask for", "use vllm or sglang, or merge it"
+        case EngineKind.VLLM:
+            group = profile.tp * profile.pp
+            if profile.dp > 1 and profile.nodes > 1 and profile.gpus % group:
+                yield (
+                    ("dp",),
+                    f"a group of tp {profile.tp} x pp {profile.pp} would reach over nodes of {profile.gpus} gpus",
+                    "with dp, make gpus a multiple of tp x pp",
+                )
+        case EngineKind.SGLANG:
+            if profile.dp > 1 and profile.nodes > 1 and not profile.expert_parallel:
+                yield (
+                    ("dp",),
+                    "SGLang has dp on several nodes only for the attention of expert-parallel models",
+                    "set expert_parallel, or nodes to 1 and raise replicas",
+                )
+
+
+def adapters(model: str, profile: Profile, version: str | None = None) -> Iterator[Rule]:
+    """Adapters are asked for as ``<model>:<name>``; SGLang reads any model's name in this way.
+
+    An older SGLang would answer without the adapter and not say so (https://github.com/sgl-project/sglang/pull/11570).
+    """
+    old = version is not None and version_key(version) < version_key(_SGLANG_ADAPTERS)
+    if profile.engine is EngineKind.SGLANG and profile.lora and old:
+        reason = f"sglang {version} does not take <model>:<adapter> for a model"
+        yield ("lora",), reason, f"use {_SGLANG_ADAPTERS} or newer, or vllm"
+    if profile.engine is EngineKind.SGLANG and ":" in model:
+        reason = f"SGLang reads what follows the colon in {model} as the name of an adapter"
+        yield ("engine",), reason, "give the model a name without a colon"
+    for name, path in profile.lora.items():
+        if not LORA_NAME.fullmatch(name):
+            yield ("lora", name), "is not an adapter's name", "use up to 64 letters, digits and . _ -"
+        elif not MODEL_NAME.fullmatch(f"{model}:{name}"):
+            yield ("lora", name), f"{model}:{name} is longer than a model's name may be", "shorten one of the two"
+        if not _LORA_PATH.fullmatch(path):
+            yield ("lora", name), f"{path!r} is not a path", "name its folder, without spaces, commas and ="
 
 
 def arguments(profile: Profile, version: str | None = None) -> Iterator[Rule]:

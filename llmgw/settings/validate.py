@@ -23,11 +23,12 @@ from llmgw.settings.profile_rules import (
     DEVICE_CLASS,
     MODEL_NAME,
     Rule,
+    adapters,
     arguments,
     arithmetic,
     engine_fit,
-    fp8,
     mig,
+    quantized,
 )
 
 _ADAPTER = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,63}(?::[0-9]{1,3})?")
@@ -43,8 +44,14 @@ def _at(path: Path, rules: Iterator[Rule]) -> Iterator[Rule]:
 
 def settings_faults(settings: Settings) -> Iterator[Rule]:
     """Everything wrong with a settings document whose shape is right."""
+    names = {model.name for model in settings.models}
     for model in settings.models:
         yield from _at(("models", model.name), _model(model))
+        for index, profile in enumerate(model.profiles):
+            for lora in profile.lora:
+                if (name := f"{model.name}:{lora}") in names:
+                    path: Path = ("models", model.name, "profiles", index, "lora", lora)
+                    yield path, f"{name} is also a model", "rename one of the two"
     yield from _at(("router",), _router(settings.router))
     yield from _at(("liveness",), _liveness(settings.liveness))
     for name, rules in settings.nodes.items():
@@ -99,6 +106,7 @@ def _model(model: Model) -> Iterator[Rule]:
             )
         seen.add(profile.name)
         yield from _at(path, profile_faults(profile))
+        yield from _at(path, adapters(model.name, profile))
     for index, url in enumerate(model.endpoints):
         yield from _at(("endpoints", index), _endpoint(url))
         if url in model.endpoints[:index]:
@@ -142,7 +150,8 @@ def profile_faults(profile: Profile) -> Iterator[Rule]:
             yield ("device_class", index), f"{name} stands here twice", "remove one"
     yield from arithmetic(profile)
     yield from mig(profile, profile.device_class)
-    yield from fp8(profile.quantization, {name: compute_capability(name) for name in profile.device_class})
+    capabilities = {name: compute_capability(name) for name in profile.device_class}
+    yield from quantized(profile.engine, profile.quantization, capabilities)
     yield from engine_fit(profile)
     yield from arguments(profile)
     utilization = profile.gpu_memory_utilization

@@ -40,8 +40,8 @@ def held(folder: Path, daemon: str) -> Iterator[None]:
                 "stop that one first, or give this one a state_dir of its own",
             ) from None
         try:
-            os.ftruncate(handle, 0)
-            os.pwrite(handle, f"{os.getpid()}\n".encode(), 0)
+            # Over what is there: that needs no room on a disk that is full.
+            os.ftruncate(handle, os.pwrite(handle, f"{os.getpid()}\n".encode(), 0))
         except OSError as failed:
             raise OperatorError(str(folder), f"cannot be written: {failed.strerror}", "free some space") from failed
         yield

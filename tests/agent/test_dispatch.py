@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import errno
 import json
 from pathlib import Path
 
@@ -22,6 +23,7 @@ class Asked:
 
     calls: list[str] = field(factory=list)
     refuse: str = ""
+    fail: OSError | None = None
     known: bool = False
 
     def find(self, shard: str, generation: int) -> Asked | None:
@@ -31,6 +33,8 @@ class Asked:
         self.calls.append(f"start {command.shard}")
         if self.refuse:
             raise OperatorError("ports", self.refuse, "widen them")
+        if self.fail is not None:
+            raise self.fail
         self.known = True
 
     async def forget(self, shard: str, generation: int) -> None:
@@ -115,3 +119,10 @@ async def test_an_epoch_that_cannot_be_written_is_not_obeyed(tmp_path: Path) -> 
     assert not result.accepted
     assert "cannot be written: No such file or directory" in result.reason
     assert asked.calls == []
+
+
+async def test_what_the_node_cannot_do_is_said_and_ends_nobody(tmp_path: Path) -> None:
+    asked = Asked(fail=OSError(errno.EMFILE, "Too many open files", "/proc/1/stat"))
+    result = await dispatch(tmp_path, asked).run(start())
+    assert (result.accepted, result.reason) == (False, "/proc/1/stat: Too many open files")
+    assert result.remedy == "check the node's disk, memory and limit of open files"

@@ -8,9 +8,11 @@ from llmgw.agent.shard import (
     NEXT,
     READ_STEP,
     STACKS_S,
+    Crippled,
     DrainAsked,
     Ended,
     Exposed,
+    Gone,
     KeepStacks,
     Kill,
     KillRemains,
@@ -89,6 +91,20 @@ def test_an_end_that_nobody_asked_for_is_a_failure_whatever_its_code() -> None:
     assert told.reason.endswith("exit code 1; its last line: ValueError: no such model")
     unseen, _ = play((1, Ended(Exit(), error="nope cannot be started: No such file or directory")))
     assert unseen.reason == "nope cannot be started: No such file or directory"
+
+
+def test_once_its_first_process_is_gone_it_serves_nobody_though_its_workers_take_their_time() -> None:
+    gone, actions = play((1, LISTED), (2, Gone()))
+    assert (gone.state, gone.since, actions) == (ShardState.STOPPING, 2, ())
+    assert gone.reason == "the engine ended without being asked while ready"
+    for later in (LISTED, Tick(), StopAsked("an earlier start", 60), DrainAsked("x"), Gone()):
+        assert step(gone, later, "m", LIMITS, 50) == (gone, ())
+    assert step(gone, Tick(), "m", LIMITS, 62)[1] == (Kill(),)
+    failed, _ = step(gone, Ended(Exit(0)), "m", LIMITS, 5)
+    assert (failed.state, failed.since) == (ShardState.FAILED, 5)
+    assert failed.reason == "the engine ended without being asked while ready: exit code 0"
+    stopped, _ = play((1, LISTED), (2, StopAsked("enough", 3)), (3, Gone()), (4, Ended(Exit(0))))
+    assert (stopped.state, stopped.reason) == (ShardState.STOPPED, "enough; exit code 0")
 
 
 def test_limits_name_what_they_waited_for() -> None:
@@ -261,6 +277,14 @@ def test_an_engine_that_anybody_can_reach_is_ended() -> None:
     assert play((1, UP), (2, Exposed("x", "y")))[0].state is ShardState.LOADING
 
 
+def test_an_engine_that_lost_what_it_cannot_do_without_is_ended_and_may_be_started_again() -> None:
+    shard, actions = play((1, LISTED), (2, Crippled("pid 10 ended")))
+    assert (shard.state, shard.reason, actions) == (ShardState.STOPPING, "pid 10 ended", (Terminate(),))
+    assert step(shard, Crippled("pid 11 ended"), "m", LIMITS, 3) == (shard, ())
+    failed, _ = step(shard, Ended(Exit(0)), "m", LIMITS, 4)
+    assert (failed.state, failed.reason, failed.final) == (ShardState.FAILED, "pid 10 ended", False)
+
+
 def test_what_cannot_be_killed_is_said() -> None:
     shard, _ = play((1, LISTED), (2, StopAsked("x", 3)), (30, Ended(Exit(0), left=(812,))))
     assert (shard.state, shard.reason) == (ShardState.FAILED, "x; pids 812 cannot be killed")
@@ -278,6 +302,12 @@ def test_a_ready_shard_whose_health_fails_says_so_and_recovers() -> None:
 def test_adoption_keeps_what_serves_in_service() -> None:
     assert adopted(ShardState.READY, "m", LIMITS, 100, 5).since == 5
     assert adopted(ShardState.LOADING, "m", LIMITS, 100, 5).state is ShardState.STARTING
+    ending = adopted(ShardState.STOPPING, "m", LIMITS, 100, 5)
+    assert (ending.state, ending.since) == (ShardState.STOPPING, 5)
+    assert step(ending, Probed(True, True, ""), "m", LIMITS, 100) == (ending, ())
+    ending, told = step(ending, Tick(), "m", LIMITS, 100)
+    assert (told, ending.deadline) == ((Terminate(),), 100 + LIMITS.stop_s)
+    assert step(ending, Tick(), "m", LIMITS, 100 + LIMITS.stop_s)[1] == (Kill(),)
 
 
 observations = st.one_of(
@@ -289,6 +319,8 @@ observations = st.one_of(
     st.builds(Read, st.integers(0, 9 * READ_STEP)),
     st.just(Exposed("seen by all", "hide it")),
     st.just(StacksKept()),
+    st.just(Gone()),
+    st.just(Crippled("pid 10 ended")),
     st.builds(
         Remains, st.builds(Ended, st.just(Exit(1))), st.sampled_from([(), ("pid 8 x",)]), st.sampled_from([(), ("8",)])
     ),

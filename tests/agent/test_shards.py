@@ -9,7 +9,7 @@ import subprocess
 import sys
 import time
 from collections.abc import AsyncIterator, Callable, Iterator
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -25,7 +25,7 @@ from llmgw.cli.demo_files import fakes_dir, free_ports
 from llmgw.errors import OperatorError
 from llmgw.hardware.inventory import AdapterKind, Device, Fabric, FabricPort, Fault, Host, Inventory, MigInstance
 from llmgw.link.messages import StartShard
-from llmgw.scheduler.state import ShardReport, ShardState
+from llmgw.scheduler.state import Exit, ShardReport, ShardState
 from llmgw.settings.catalog import EngineKind, Limits, Profile
 from llmgw.settings.daemon import Address, AgentConfig, EngineInstall, TlsFiles
 
@@ -111,16 +111,6 @@ def marked(folder: Path) -> list[int]:
             if str(folder).encode() in line and alive(int(entry.name)):
                 found.append(int(entry.name))
     return found
-
-
-def engines_of(folder: Path) -> set[int | None]:
-    """Every fake engine that was started from this state folder; shims name the engine's command as well."""
-    return {
-        pid
-        for pid in marked(fakes_dir())
-        if Path(f"/proc/{pid}/cwd").resolve().is_relative_to(folder)
-        and b"shim.py" not in Path(f"/proc/{pid}/cmdline").read_bytes()
-    }
 
 
 def within_5_s(done: Callable[[], bool]) -> bool:
@@ -222,6 +212,22 @@ async def test_workers_end_with_their_engine(folder: Path, how: str) -> None:
         assert trio.current_time() - began < 2, "it is asked to end at once, and killed only if it does not"
 
 
+async def test_an_engine_whose_first_process_is_gone_is_said_so_before_its_workers_are(folder: Path) -> None:
+    async with running(config(folder)) as node:
+        await node.shards.start(start(daemon=True), INVENTORY)
+        ready = await node.until(S.READY)
+        assert ready.pid is not None
+        os.kill(ready.pid, signal.SIGKILL)
+        going = await node.until(S.STOPPING)
+        assert going.reason == "the engine ended without being asked while ready"
+        assert going.endpoint is None
+        record = json.loads((node.get().folder / "record.json").read_text())
+        assert record["state"] == "ready", "who reads it must not take the end for one that was asked for"
+        failed = await node.until_ended()
+        assert (failed.state, failed.exit) == (S.FAILED, Exit(signal=9))
+        assert "killed by signal 9" in failed.reason
+
+
 HOARDER = """
 import signal, time
 from multiprocessing.shared_memory import SharedMemory
@@ -307,6 +313,60 @@ async def test_engines_without_agent_and_shim_can_be_stopped_too(folder: Path) -
     assert alive(pid)
     assert stop_engines(folder, 2.0) == ("m-1.0-g1",)
     assert not alive(pid)
+
+
+async def test_one_that_is_being_ended_is_not_ready_again_for_the_next_agent(folder: Path) -> None:
+    settings = config(folder)
+    async with running(settings) as node:
+        await node.shards.start(start(ignore_sigterm=True), INVENTORY)
+        pid = (await node.until(S.READY)).pid
+        node.get().stop("enough", 60)
+        with trio.fail_after(5):
+            while records.read(folder / "shards/m-1.0-g1").state is not S.STOPPING:
+                await trio.sleep(0.01)
+    async with running(settings) as node:
+        said = node.get().report()
+        assert (said.state, said.pid, said.endpoint) == (S.STOPPING, pid, None), "it answers, and is not to be asked"
+        stopped = await node.until(S.STOPPED)
+        assert stopped.reason == "adopted while it was being ended; killed by signal 9"
+
+
+async def test_a_shim_that_has_not_spoken_yet_is_waited_for(folder: Path) -> None:
+    """The last agent died while the shim was starting: it holds its folder, and says who it is a moment later."""
+    settings = config(folder)
+    place = folder / "shards/m-1.0-g1"
+    async with running(settings) as node:
+        await node.shards.start(start(), INVENTORY)
+        pid = (await node.until(S.READY)).pid
+    said = (place / "shim.json").read_bytes()
+    (place / "shim.json").unlink()
+    async with running(settings) as node:
+        with trio.move_on_after(1):
+            await node.get().done.wait()
+        assert (node.get().shard.state.ended, node.get().pid) == (False, None)
+        node.get().stop("enough", 60)
+        (place / "shim.json").write_bytes(said)
+        stopped = await node.until_ended()
+        assert (stopped.state, stopped.exit, alive(pid)) == (S.STOPPED, Exit(0), False), "it was told then"
+    assert pid in [report.pid for report in node.said]
+
+
+async def test_a_shim_of_an_earlier_launch_never_starts_in_a_folder_that_is_used_again(folder: Path) -> None:
+    async with running(config(folder)) as node:
+        await node.shards.start(start(), INVENTORY)
+        await node.until(S.READY)
+        node.get().stop("enough", 1)
+        await node.until_ended()
+    place = folder / "shards/m-1.0-g1"
+    for launch, started in (("an earlier one", False), (records.read(place).launch, True)):
+        mark = folder.parent / launch
+        with suppress(OperatorError):
+            env = {**os.environ, "LLMGW_LAUNCH": launch}
+            await process.spawn(place, ("/bin/sh", "-c", f"echo > '{mark}'"), env)
+        with trio.move_on_after(5 if started else 0):
+            while not mark.exists():
+                await trio.sleep(0.01)
+        assert mark.exists() is started
 
 
 async def test_what_ended_without_an_agent_is_reported(folder: Path) -> None:
@@ -421,6 +481,9 @@ async def test_ranks_meet_where_rank_0_says_and_each_knows_when_it_has_loaded(fo
         await node.shards.start(rank(1, head.rendezvous), CONNECTED)
         other = await node.until(S.READY, "m-1.1")
         assert (other.reason, other.endpoint, other.rendezvous) == ("loaded, serves through rank 0", None, None)
+        environment = Path(f"/proc/{other.pid}/environ").read_bytes().split(b"\0")
+        assert {b"NCCL_IB_HCA==mlx5_0:1", b"NCCL_SOCKET_IFNAME==lo", b"GLOO_SOCKET_IFNAME=lo"} <= set(environment)
+        assert not any(entry.startswith((b"NCCL_IB_DISABLE=", b"NCCL_IB_GID_INDEX=")) for entry in environment)
         ready = await node.until(S.READY)
         assert ready.endpoint is not None
         # As a real one does, the other rank stays when rank 0 is gone: only a stop ends it.
@@ -456,6 +519,62 @@ async def test_a_rank_is_refused_where_its_fabric_is_not(folder: Path) -> None:
     async with running(elsewhere) as node:
         with pytest.raises(OperatorError, match=r"none is free on 192\.0\.2\.77"):
             await node.shards.start(rank(0), CONNECTED)
+
+
+PARENT = """
+import signal, subprocess, sys, time
+child = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(60)"])
+def end(*_):
+    time.sleep(0.2)
+    print("child", "ended" if child.poll() is not None else "lives", flush=True)
+    sys.exit(0)
+signal.signal(signal.SIGTERM, end)
+print("up", flush=True)
+while True:
+    time.sleep(1)
+"""
+
+
+@pytest.mark.parametrize(("version", "said"), [("0.32.0", "child lives"), ("0.16.0", "child ended")])
+async def test_an_engine_that_ends_in_order_is_asked_by_its_first_process(
+    folder: Path, version: str, said: str
+) -> None:
+    install = EngineInstall(EngineKind.VLLM, (sys.executable, "-c", PARENT), version)
+    async with running(evolve(config(folder), engines=(install,))) as node:
+        await node.shards.start(start(), INVENTORY)
+        log = folder / "shards/m-1.0-g1/engine.log"
+        with trio.fail_after(10):
+            while not (log.exists() and log.read_text()):
+                await trio.sleep(0.01)
+        node.get().stop("x", 5.0)
+        stopped = await node.until(S.STOPPED)
+        assert log.read_text().split("\n")[1] == said
+        assert stopped.exit is not None
+        assert stopped.exit.code == 0
+    assert within_5_s(lambda: marked(folder) == [])
+
+
+HOLDER = "import os, time; print(oct(os.stat('sglang.yaml').st_mode), flush=True); time.sleep(60)"
+
+
+async def test_what_an_engine_reads_is_written_into_its_folder_for_it_alone(folder: Path) -> None:
+    install = EngineInstall(EngineKind.SGLANG, (sys.executable, "-c", HOLDER), "0.5.23")
+    async with running(evolve(config(folder), engines=(install,))) as node:
+        command = start()
+        await node.shards.start(evolve(command, profile=evolve(command.profile, engine=EngineKind.SGLANG)), INVENTORY)
+        report, place = node.get().report(), folder / "shards/m-1.0-g1"
+        key = node.get().record.api_key
+        assert key is not None
+        assert (place / "sglang.yaml").read_text() == f'api-key: "{key}"\n'
+        assert key.encode() not in Path(f"/proc/{report.pid}/cmdline").read_bytes()
+        with trio.fail_after(10):
+            while not (place / "engine.log").exists() or not (place / "engine.log").read_text():
+                await trio.sleep(0.01)
+        assert (place / "engine.log").read_text() == "0o100600\n"
+        node.get().stop("x", 0.1)
+        await node.until(S.STOPPED)
+        await node.shards.forget("m-1.0", 1)
+        assert not list(folder.rglob("sglang.yaml"))
 
 
 async def test_two_engines_never_share_a_memory(folder: Path) -> None:
@@ -510,59 +629,6 @@ async def test_the_log_is_bounded(folder: Path, monkeypatch: pytest.MonkeyPatch)
                 await trio.sleep(0.05)
         assert logs.tail(place), "what is left is still readable"
         assert b"\0" not in (place / "engine.log").read_bytes()
-
-
-CRASHER = """
-import sys, trio, os, signal
-from pathlib import Path
-from tests.agent.test_shards import INVENTORY, config, start
-from llmgw.agent.shards import Shards
-import time
-
-class Crash(trio.abc.Instrument):
-    def __init__(self, n): self.left = n
-    def after_task_step(self, task):
-        self.left -= 1
-        if self.left == 0:
-            os.kill(os.getpid(), signal.SIGKILL)
-
-async def main():
-    shards = Shards(config(Path(sys.argv[1])), lambda report: None, time.time)
-    async with trio.open_nursery() as nursery:
-        await nursery.start(shards.run)
-        trio.lowlevel.add_instrument(Crash(int(sys.argv[2])))
-        await shards.start(start(), INVENTORY)
-        await trio.sleep(0.5)
-        nursery.cancel_scope.cancel()
-    print("whole", flush=True)
-
-trio.run(main)
-"""
-
-
-async def test_an_agent_killed_anywhere_in_a_start_leaves_no_engine_unknown(folder: Path) -> None:
-    environment = {**os.environ, "PYTHONPATH": str(Path(__file__).resolve().parents[2])}
-    settings = config(folder)
-    for n in (1, 2, 3, 4, 5, 6, 7, 8, 10, 12, 15):
-        done = subprocess.run(
-            [sys.executable, "-c", CRASHER, str(folder), str(n)],
-            env=environment, capture_output=True, text=True, timeout=30, check=False,
-        )  # fmt: skip
-        assert done.returncode in (0, -signal.SIGKILL), done.stderr
-        async with running(settings) as node:
-            # A shim that was only just starting finds its launch given up, or is adopted; give it the time to.
-            with trio.fail_after(5):
-                while True:
-                    known = {s.pid for s in node.shards.alive()}
-                    if engines_of(folder) <= known:
-                        break
-                    await trio.sleep(0.02)
-            for supervisor in list(node.shards.alive()):
-                supervisor.stop("next round", 0.5)
-                await supervisor.done.wait()
-            for report in node.shards.reports():
-                await node.shards.forget(report.shard, report.generation)
-        assert within_5_s(lambda: marked(folder) == [])
 
 
 async def test_the_device_that_is_meant_is_told_by_its_uuid(folder: Path) -> None:

@@ -15,6 +15,7 @@ def test_loopback() -> None:
     assert ("lo", ipaddress.IPv4Address("127.0.0.1")) in list(interfaces())
     assert trio.run(interface_of, "127.0.0.1") == "lo"
     assert trio.run(interface_of, "localhost") == "lo"
+    assert trio.run(interface_of, "127.0.0.2") == "lo", "it has the whole network, and lists one address of it"
 
 
 def test_nobody_s_address_is_on_none() -> None:

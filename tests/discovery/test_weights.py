@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from fakes import tiny_model
-from llmgw.discovery.weights import hub_cache, look
+from llmgw.discovery.weights import _bytes, hub_cache, look
 from llmgw.settings.weight_facts import CacheShape, WeightFacts
 
 SHAPE = CacheShape(2, 2, 2, 32, 32)
@@ -114,6 +114,8 @@ def test_something_else_of_that_name_is_not_waited_for(tmp_path: Path) -> None:
     os.mkfifo(tmp_path / "m/config.json")
     os.symlink("/nowhere", tmp_path / "m/model.safetensors.index.json")
     assert look("m", str(tmp_path), NOWHERE).facts == WeightFacts("m", 100, "1 file")
+    with pytest.raises(OSError, match="is no file"):  # put there after it was looked at
+        _bytes(tmp_path / "m/config.json", 10)
 
 
 def test_what_did_not_change_is_not_read_again(tmp_path: Path) -> None:

@@ -32,7 +32,7 @@ class Stream:
     def start(self) -> Stream:
         self.thread = threading.Thread(target=self._read, daemon=True)
         self.thread.start()
-        assert self.begun.wait(20)
+        assert self.begun.wait(40)
         return self
 
     def _read(self) -> None:
@@ -43,7 +43,7 @@ class Stream:
                 max_tokens=self.tokens,
                 stream=True,
                 temperature=0,
-                timeout=30,
+                timeout=60,
             ):
                 if chunk.choices:
                     self.text += chunk.choices[0].delta.content or ""
@@ -56,7 +56,7 @@ class Stream:
 
     def result(self) -> str:
         assert self.thread is not None
-        self.thread.join(40)
+        self.thread.join(90)
         assert not self.thread.is_alive(), "the stream never ended"
         assert self.failure is None, repr(self.failure)
         assert self.finish is not None, f"cut after {self.text!r}"

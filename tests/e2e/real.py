@@ -13,7 +13,7 @@ import time
 import urllib.error
 import urllib.request
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -26,9 +26,10 @@ from llmgw.cli.demo_run import DemoRun, survivors
 from llmgw.engines.activity import Activity, activity
 from llmgw.settings.catalog import EngineKind
 from tests.e2e.conftest import Stream, System
+from tests.e2e.second import Second
 
 MODEL = "tiny"
-READY_S = 150.0
+READY_S = 240.0
 """A bound for one start on two busy cores, not a promise."""
 
 
@@ -42,8 +43,16 @@ def program(variable: str) -> str:
     return found
 
 
-LAYERS = 64
-"""So deep is the model that an answer of some hundred tokens takes seconds."""
+VLLM_ON_CPU = (
+    "context_length: 4096, args: [--enforce-eager, --dtype, bfloat16, --max-num-seqs, '8'], "
+    "env: {VLLM_CPU_KVCACHE_SPACE: '1', OMP_NUM_THREADS: '1', VLLM_CPU_OMP_THREADS_BIND: nobind, "
+    "TORCH_COMPILE_DISABLE: '1'}"
+)
+"""Keys of a profile for vLLM's CPU build.
+
+Without the last one the first request waits for a C++ compiler, in spite of ``--enforce-eager``; and left to itself
+every engine binds itself to the same core.
+"""
 
 
 def members(session: int) -> dict[int, str]:
@@ -96,44 +105,74 @@ class Real:
     system: System
     kind: EngineKind
     profile: str
+    second: Second | None = None
     sessions: set[int] = field(factory=set)
+    offered: tuple[Any, ...] = ()
 
     @property
     def run(self) -> DemoRun:
         return self.system.run
 
-    def configure(self, replicas: int = 1, more: str = "", drain_s: float = 2, stop_s: float = 5) -> None:
+    @property
+    def second_node(self) -> Second:
+        assert self.second is not None
+        return self.second
+
+    @property
+    def states(self) -> list[Path]:
+        """The state folders of the agents."""
+        return [self.system.demo.agent_state, *([] if self.second is None else [self.second.state])]
+
+    def configure(self, replicas: int = 1, drain_s: float = 2, profile: str | None = None) -> None:
         """Write the settings; a server that runs takes them in."""
-        limits = f"limits: {{drain_s: {drain_s}, stop_s: {stop_s}}}"
+        limits = f"limits: {{drain_s: {drain_s}, stop_s: 5}}"
+        self.offered = (replicas, drain_s, profile)
         (self.system.demo.folder / "settings.yaml").write_text(
             f"models:\n  {MODEL}:\n    replicas: {replicas}\n    profiles:\n"
-            f"      - {{name: cpu, device_class: h100-80g, {limits}, {self.profile}{more}}}\n"
+            f"      - {{name: cpu, device_class: h100-80g, {limits}, {profile or self.profile}}}\n"
             "liveness: {heartbeat_s: 1, unreachable_s: 3, lost_s: 8}\n"
         )
         if self.run.server is not None:
             self.run.server.send_signal(signal.SIGHUP)
 
-    def start(self) -> list[dict[str, Any]]:
-        """Start both daemons and the model; what the API showed of the replica until it was ready."""
-        self.run.start_server()
-        self.run.start_agent()
+    def begin(self, drain_s: float = 2, profile: str | None = None) -> None:
+        """Ask for one replica where there is none; the daemons are started if they do not run."""
+        if self.run.server is not None and self.run.replicas():
+            self.stopped_within(30)
+        self.configure(1, drain_s, profile)
+        if self.run.server is None:
+            self.run.start_server()
+        if self.run.agent is None:
+            self.run.start_agent()
+        if self.second is not None and self.second.process is None:
+            self.second.start()
+
+    def start(self, drain_s: float = 2) -> list[dict[str, Any]]:
+        """Start the model; what the API showed of the replica until it was ready."""
+        self.begin(drain_s)
         seen: list[dict[str, Any]] = []
 
         def ready() -> bool:
             row = self.replica
             if row and (not seen or (row["state"], row["reason"]) != (seen[-1]["state"], seen[-1]["reason"])):
                 seen.append(row)
+                assert row["generation"] == 1, row["reason"]
             return row.get("state") == "ready"
 
         self.until("the replica to be ready", ready, READY_S)
         return seen
 
+    def serving(self, drain_s: float = 2) -> dict[str, Any]:
+        """The row of a ready replica: the one that is there, if it is as wanted, else a new one."""
+        if self.offered != (1, drain_s, None) or self.replica.get("state") != "ready":
+            self.start(drain_s)
+        return self.replica
+
     @property
     def replica(self) -> dict[str, Any]:
         """The first replica's row; empty while there is none."""
         rows = self.run.replicas()
-        if rows and rows[0]["pid"]:
-            self.sessions.add(rows[0]["pid"])
+        self.sessions |= {shard["pid"] for row in rows for shard in row["shards"] if shard["pid"]}
         return rows[0] if rows else {}
 
     def ready_again(self, generation: int) -> dict[str, Any]:
@@ -151,18 +190,19 @@ class Real:
         try:
             self.system.until(what, done, seconds)
         except AssertionError as late:
-            raise AssertionError(f"{late}\n---\n{self.engine_log()[-3000:]}") from None
+            raise AssertionError(f"{late}\n---\n{self.engine_logs()}") from None
         return time.monotonic() - began
 
-    def engine_log(self) -> str:
-        """What the engine said, of every start that is not forgotten."""
-        folders = sorted(self.system.demo.agent_state.glob("shards/*/engine.log"))
-        return "\n".join(f"{path}\n{path.read_text(errors='replace')}" for path in folders)
+    def engine_logs(self) -> str:
+        """The end of what each engine said that is not forgotten."""
+        logs = [path for state in self.states for path in sorted(state.glob("shards/*/engine.log"))]
+        return "\n".join(f"{path}\n{path.read_text(errors='replace')[-3000:]}" for path in logs)
 
-    def decisions(self, kind: str) -> list[str]:
-        """The reasons of every decision of this kind, newest first."""
+    def decisions(self, kind: str, replica: str) -> list[str]:
+        """The reasons of every decision of this kind about a replica, newest first."""
         answer = self.run.api("decisions")
-        return [d["reason"] for d in answer["decisions"] if d["kind"] == kind] if answer else []
+        found = answer["decisions"] if answer else []
+        return [d["reason"] for d in found if d["kind"] == kind and d["replica"] == replica]
 
     def stream(self, tokens: int) -> Stream:
         return self.system.stream(tokens, MODEL)
@@ -173,10 +213,11 @@ class Real:
         )
 
     def ask_engine(self, path: str, *, with_key: bool) -> tuple[int, str]:
-        """Status and body of the engine's own answer, past the router."""
-        (record,) = self.system.demo.agent_state.glob("shards/*/record.json")
-        key = {"Authorization": f"Bearer {json.loads(record.read_text())['api_key']}"} if with_key else {}
-        asked = urllib.request.Request(f"{self.replica['endpoint']}{path}", headers=key)
+        """Status and body of rank 0's own answer, past the router."""
+        (record,) = (r for state in self.states for r in state.glob("shards/*.0-*/record.json"))
+        asked_of = json.loads(record.read_text())
+        key = {"Authorization": f"Bearer {asked_of['api_key']}"} if with_key else {}
+        asked = urllib.request.Request(f"http://{asked_of['host']}:{asked_of['port']}{path}", headers=key)
         try:
             with urllib.request.urlopen(asked, timeout=10) as answer:
                 return answer.status, answer.read().decode()
@@ -220,14 +261,15 @@ class Real:
         """Ask for no replica; how long until no process and no row of it is left."""
         self.configure(0)
         took = self.until("every process of the engine to be gone", lambda: not self.left(), seconds)
-        self.until("the replica to be forgotten", lambda: not self.run.replicas(), 5)
+        self.until("the replica to be forgotten", lambda: not self.run.replicas(), 10)
+        self.sessions.clear()
         return took
 
 
 def cut(stream: Stream) -> BaseException:
     """A stream that ended in its middle: the client was told so, and nothing looks complete."""
     assert stream.thread is not None
-    stream.thread.join(40)
+    stream.thread.join(90)
     assert not stream.thread.is_alive(), "the stream never ended"
     assert stream.finish is None, f"looks complete: {stream.finish}"
     assert isinstance(stream.failure, openai.APIError), repr(stream.failure)
@@ -235,20 +277,55 @@ def cut(stream: Stream) -> BaseException:
 
 
 @contextmanager
-def real(folder: Path, engine: Engine, profile: str) -> Iterator[Real]:
-    """A system in ``folder``, nothing started; whatever the test starts is stopped, and nothing may be left."""
+def real(folder: Path, engine: Engine, profile: str, *, second_at: str = "") -> Iterator[Real]:
+    """A system in ``folder``, nothing started; whatever the test starts is stopped, and nothing may be left.
+
+    With ``second_at`` it has a second node of this address.
+    """
     lines: list[str] = []
     demo = prepare(folder, engine, None)
+    second = Second(demo) if second_at else None
+    if second is not None:
+        second.prepare(second_at)
     system = System(demo, DemoRun(demo, lambda subject, text: lines.append(f"{subject} {text}")), lines)
     kind = EngineKind.VLLM if engine.kind is DemoEngine.VLLM else EngineKind.LLAMACPP
-    made = Real(system, kind, f"engine: {kind.value}, {profile}")
-    made.configure()
+    made = Real(system, kind, f"engine: {kind.value}, {profile}", second)
     try:
         yield made
     finally:
+        if second is not None:
+            second.stop()
         made.run.stop()
         left = made.left()
         for pid in left:
             os.kill(pid, signal.SIGKILL)
         assert not left
         assert not list(survivors(demo.folder))
+
+
+class Keeper:
+    """Lends one system to test after test: most of what they take is an engine's start. Never one that saw a failure.
+
+    A test asks for what it needs (:meth:`Real.serving`, :meth:`Real.start`), so that each also runs alone.
+    """
+
+    def __init__(self, make: Callable[[Path], AbstractContextManager[Real]], folders: pytest.TempPathFactory) -> None:
+        self._make = make
+        self._folders = folders
+        self._stack = ExitStack()
+        self._made: Real | None = None
+
+    @contextmanager
+    def lend(self, session: pytest.Session) -> Iterator[Real]:
+        """For one test."""
+        if self._made is None:
+            self._made = self._stack.enter_context(self._make(self._folders.mktemp("system") / "d"))
+        failed = session.testsfailed
+        yield self._made
+        if session.testsfailed != failed:
+            self.close()
+
+    def close(self) -> None:
+        """Stop what was lent."""
+        self._made = None
+        self._stack.close()

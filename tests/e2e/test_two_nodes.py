@@ -5,40 +5,17 @@ from __future__ import annotations
 import json
 import os
 import signal
-import subprocess
-import sys
-import time
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import openai
 import pytest
 
-from llmgw.agent.stop import stop_engines
-from llmgw.cli.demo_files import NODE, Demo
-from llmgw.link import ca
+from llmgw.cli.demo_files import NODE
 from tests.e2e.conftest import System
+from tests.e2e.second import FABRIC, SECOND, Second
 
 pytestmark = pytest.mark.e2e
-
-FABRIC = "fabrics:\n  rack-1:\n    link_layer: infiniband\n"
-
-
-def second_agent(demo: Demo) -> Path:
-    """The files of another node beside the demo's own; both declare the same fabric."""
-    ca.issue_node(demo.folder / "ca", "second-node", demo.folder / "certs" / "second-node", 7, time.time())
-    first = demo.agent_yaml.read_text() + FABRIC
-    demo.agent_yaml.write_text(first)
-    (line,) = [line for line in first.splitlines() if line.startswith("ports:")]
-    low = int(line.split()[1].split("-")[0])
-    path = demo.folder / "second.yaml"
-    path.write_text(
-        first.replace(NODE, "second-node")
-        .replace(json.dumps(str(demo.agent_state)), json.dumps(str(demo.folder / "second")))
-        .replace(line, f"ports: {low - 300}-{low - 100}")
-    )
-    return path
 
 
 def settings(load_s: float = 0.3) -> str:
@@ -66,23 +43,9 @@ class Pair:
 
     def __init__(self, system: System) -> None:
         self.system = system
-        self.config = second_agent(system.demo)
-        self.second: subprocess.Popen[bytes] | None = None
+        self.second = Second(system.demo)
+        self.second.prepare()
         (system.demo.folder / "settings.yaml").write_text(settings())
-
-    def start_second(self) -> None:
-        with (self.system.demo.folder / "second.log").open("ab") as log:
-            self.second = subprocess.Popen(
-                [sys.executable, "-m", "llmgw", "agent", "--config", str(self.config)],
-                stdin=subprocess.DEVNULL, stdout=log, stderr=log, start_new_session=True,
-            )  # fmt: skip
-
-    def stop(self) -> None:
-        if self.second is not None:
-            self.second.kill()
-            self.second.wait()
-        if (self.system.demo.folder / "second").exists():
-            stop_engines(self.system.demo.folder / "second", 0.2)
 
     def reports(self) -> dict[str, dict[str, Any]]:
         """What each agent said of its rank."""
@@ -105,17 +68,17 @@ def pair(prepared: System) -> Iterator[Pair]:
     try:
         prepared.run.start_server()
         prepared.run.start_agent()
-        both.start_second()
+        both.second.start()
         prepared.until("the replica to be ready", both.ready, 40)
         yield both
     finally:
-        both.stop()
+        both.second.stop()
 
 
 def test_a_replica_over_two_nodes_serves_and_a_dead_rank_ends_all_of_it(pair: Pair) -> None:
     system = pair.system
     replica = pair.replica()
-    assert sorted(replica["nodes"]) == [NODE, "second-node"]
+    assert sorted(replica["nodes"]) == [NODE, SECOND]
     assert len(replica["devices"]) == 4
     assert system.whole(5)
     before = pair.pids()
@@ -141,31 +104,29 @@ def test_agents_may_go_and_come_back_while_the_ranks_serve(pair: Pair) -> None:
     expected = system.whole(100)
     stream = system.stream(100)
     system.run.kill_agent()
-    assert pair.second is not None
     pair.second.kill()
-    pair.second.wait()
     assert stream.result() == expected
     system.run.start_agent()
-    pair.start_second()
+    pair.second.start()
     system.until("both to be back", lambda: system.run.all_ready() and pair.pids() == before, 30)
     assert pair.replica()["generation"] == 1
 
 
 def test_a_node_without_its_fabric_is_named(prepared: System) -> None:
     both = Pair(prepared)
-    both.config.write_text(both.config.read_text().replace(FABRIC, ""))
+    both.second.config.write_text(both.second.config.read_text().replace(FABRIC, ""))
     try:
         prepared.run.start_server()
         prepared.run.start_agent()
-        both.start_second()
+        both.second.start()
 
         def reason() -> str:
             answer = prepared.run.api("models")
             return json.dumps(answer["models"][0]["unplaced"]) if answer and answer["models"] else ""
 
-        prepared.until("the reason", lambda: "second-node is on no fabric" in reason())
-        assert "needs one fabric over 2 nodes of h100-80g: rack-1 has 1 (demo-node" in reason()
+        wanted = "needs one fabric over 2 nodes of h100-80g: rack-1 has 1 (demo-node"
+        prepared.until("the reason", lambda: wanted in reason() and "second-node is on no fabric" in reason())
         with pytest.raises(openai.APIStatusError):
             prepared.openai.chat.completions.create(model="demo-small", messages=[{"role": "user", "content": "x"}])
     finally:
-        both.stop()
+        both.second.stop()

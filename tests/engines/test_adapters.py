@@ -1,52 +1,16 @@
 from __future__ import annotations
 
-import csv
-from pathlib import Path
-
 import pytest
 from attrs import evolve
-from hypothesis import given
-from hypothesis import strategies as st
 
-from llmgw.engines.base import Launch, ShardSpec
 from llmgw.engines.checks import refusals
 from llmgw.engines.registry import build
 from llmgw.engines.weights import weights_of
 from llmgw.errors import OperatorError
 from llmgw.hardware.inventory import Device, Fault
-from llmgw.settings.catalog import EngineKind, Profile
+from llmgw.settings.catalog import EngineKind, Limits, Profile
 from llmgw.settings.daemon import EngineInstall
-from llmgw.settings.engine_flag_tables import VERSIONS
-from llmgw.settings.engine_flags import argument_faults
-
-FLAGS = Path(__file__).resolve().parents[3] / "shared" / "engines" / "flags"
-COMMANDS = {
-    EngineKind.VLLM: ("vllm", "serve"),
-    EngineKind.SGLANG: ("python", "-m", "sglang.launch_server"),
-    EngineKind.LLAMACPP: ("llama-server",),
-}
-
-
-def device(number: int, name: str = "h100-80g", **more: object) -> Device:
-    return evolve(Device(number, f"GPU-{number}", "x", name, 81559, 1), **more)
-
-
-def spec(profile: Profile, **more: object) -> ShardSpec:
-    made = ShardSpec(
-        model="org/m",
-        profile=profile,
-        devices=tuple(device(n) for n in range(profile.gpus)),
-        install=EngineInstall(profile.engine, COMMANDS[profile.engine]),
-        host="10.0.0.1",
-        port=20001,
-        weights_dir="/models",
-        api_key="sk-secret",
-    )
-    return evolve(made, **more)
-
-
-def profile(engine: EngineKind = EngineKind.VLLM, **more: object) -> Profile:
-    return evolve(Profile("p", engine, "/w", ("h100-80g",)), **more)
+from tests.engines.specs import COMMANDS, device, profile, spec
 
 
 def test_vllm() -> None:
@@ -55,7 +19,7 @@ def test_vllm() -> None:
                      args=("--max-num-seqs", "64"), env={"OMP_NUM_THREADS": "1"}))
     )  # fmt: skip
     assert launch.argv == (
-        "vllm", "serve", "/w", "--served-model-name", "org/m", "--host", "10.0.0.1", "--port", "20001",
+        "vllm", "serve", "/models/w", "--served-model-name", "org/m", "--host", "10.0.0.1", "--port", "20001",
         "--tensor-parallel-size", "2", "--pipeline-parallel-size", "2", "--gpu-memory-utilization", "0.9",
         "--max-model-len", "8192", "--quantization", "fp8", "--max-num-seqs", "64",
     )  # fmt: skip
@@ -101,7 +65,7 @@ def test_no_secret_is_in_argv_env_or_repr() -> None:
 @pytest.mark.parametrize(
     ("text", "kind", "name", "local"),
     [
-        ("/a/b", EngineKind.VLLM, "/a/b", True),
+        ("/models/b", EngineKind.VLLM, "/models/b", True),
         ("./a", EngineKind.VLLM, "/models/a", True),
         ("a", EngineKind.VLLM, "/models/a", True),
         ("org/name", EngineKind.VLLM, "org/name", False),
@@ -114,7 +78,7 @@ def test_weights(text: str, kind: EngineKind, name: str, local: bool) -> None:
     assert (found.name, found.local) == (name, local)
 
 
-@pytest.mark.parametrize("text", ["../x", "a/../../x", "./../x"])
+@pytest.mark.parametrize("text", ["../x", "a/../../x", "./../x", "/a/b", "/models/../x", "/modelsx"])
 def test_weights_may_not_lead_out(text: str) -> None:
     with pytest.raises(OperatorError, match="leads out of /models"):
         weights_of(text, EngineKind.VLLM, "/models")
@@ -145,64 +109,13 @@ def test_refused_before_anything_is_started(profile: Profile, devices: tuple[Dev
         build(spec(profile, devices=devices))
 
 
-profiles = st.builds(
-    lambda kind, n, pp, context, quantization, utilization, weights: profile(
-        kind,
-        gpus=n * pp,
-        tp=n,
-        pp=pp,
-        context_length=context,
-        quantization=quantization,
-        gpu_memory_utilization=utilization,
-        weights=weights,
-    ),
-    st.sampled_from(EngineKind),
-    st.integers(1, 4),
-    st.integers(1, 2),
-    st.none() | st.integers(1, 1_000_000),
-    st.none() | st.sampled_from(["fp8", "awq"]),
-    st.none() | st.floats(0.01, 1.0),
-    st.sampled_from(["/w", "w", "org/name", "w.gguf"]),
-).filter(lambda p: p.engine is not EngineKind.LLAMACPP or p.pp == 1)
-
-
-def flags_of(launch: Launch) -> list[str]:
-    return [a for a in launch.argv if a.startswith("--")]
-
-
-def known_flags(path: Path) -> set[str]:
-    with path.open(newline="") as file:
-        return {row["flag"] for row in csv.DictReader(file, delimiter="\t")}
-
-
-@pytest.mark.skipif(not FLAGS.exists(), reason="no tables of flags here")
-@given(profiles)
-def test_every_version_knows_every_flag_that_is_built(wanted: Profile) -> None:
-    launch = build(spec(wanted))
-    name = {EngineKind.VLLM: "vllm", EngineKind.SGLANG: "sglang", EngineKind.LLAMACPP: "llama"}[wanted.engine]
-    tables = sorted(FLAGS.glob(f"flags-{name}-*.tsv"))
-    assert tables
-    for table in tables:
-        assert set(flags_of(launch)) <= known_flags(table), table.name
-
-
-@given(profiles)
-def test_whatever_is_built_names_the_model_and_listens_where_it_was_told(wanted: Profile) -> None:
-    launch = build(spec(wanted))
-    line = " ".join(launch.argv)
-    assert "--host 10.0.0.1 --port 20001" in line
-    assert "org/m" in launch.argv
-    assert set(launch.env["CUDA_VISIBLE_DEVICES"].split(",")) == {f"GPU-{n}" for n in range(wanted.gpus)}
-
-
-@given(profiles)
-def test_every_version_in_our_own_tables_takes_what_is_built(wanted: Profile) -> None:
-    launch = build(spec(wanted))
-    arguments = launch.argv[len(COMMANDS[wanted.engine]) :]
-    if wanted.engine is EngineKind.VLLM:
-        arguments = arguments[1:]  # the model
-    for version in VERSIONS[wanted.engine.value]:
-        assert list(argument_faults(wanted.engine, arguments, wanted.allow_args, version)) == []
+def test_streams_may_end_before_vllm_does_where_the_version_can_wait() -> None:
+    wanted = profile(limits=Limits(stop_s=45.5))
+    for version, waits in ((None, False), ("0.16.0", False), ("0.18.0", False), ("0.20.2", True), ("0.32.0+cpu", True)):
+        install = EngineInstall(EngineKind.VLLM, COMMANDS[EngineKind.VLLM], version)
+        argv = build(spec(wanted, install=install)).argv
+        assert build(spec(wanted, install=install)).orderly == waits
+        assert argv[-2:] == ("--shutdown-timeout", "45") if waits else "--shutdown-timeout" not in argv
 
 
 def test_an_argument_that_the_installed_version_lacks_is_refused_before_the_spawn() -> None:

@@ -69,3 +69,13 @@ def test_engines_live_on_from_table_to_table() -> None:
         assert directory.outstanding() == {"a": 1}
     assert directory.outstanding() == {"a": 0}
     assert directory.find("n") is None
+
+
+def test_an_engine_behind_two_names_counts_once_and_as_the_first() -> None:
+    directory = Directory()
+    directory.use(Table(1, (Route("m", (A,)), Route("m:sql", (A,)), Route("n", (B,)))))
+    _, (base,) = directory.find("m") or ((), ())
+    _, (adapter,) = directory.find("m:sql") or ((), ())
+    assert base is adapter
+    with base.busy():
+        assert directory.in_flight() == {("m", "a"): 1, ("n", "b"): 0}

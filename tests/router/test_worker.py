@@ -11,6 +11,7 @@ import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
+from typing import Any
 
 import openai
 import pytest
@@ -131,7 +132,7 @@ async def test_sigterm_drains_a_worker_without_a_control_plane(folder: Path) -> 
 async def test_the_openai_client(folder: Path) -> None:
     port, engine_port = free_ports(2)
     command = [sys.executable, str(fakes_dir() / "engine.py"), "serve", "x", "--served-model-name", "org/m",
-               "--host", "127.0.0.1", "--port", str(engine_port)]  # fmt: skip
+               "--host", "127.0.0.1", "--port", str(engine_port), "--lora-modules", "org/m:sql=/x"]  # fmt: skip
     async with trio.open_nursery() as nursery:
         engine = await nursery.start(lambda task_status: trio.run_process(
             command, env={**os.environ, "VLLM_API_KEY": "sk-engine"}, task_status=task_status, check=False,
@@ -145,7 +146,8 @@ async def test_the_openai_client(folder: Path) -> None:
                     await trio.sleep(0.02)
         async with control(folder, port) as worker:
             endpoint = Endpoint("m-1.0", "127.0.0.1", engine_port, "sk-engine")
-            worker.push(Table(1, (Route("org/m", (endpoint,)), Route("down", (), "m-2 is loading"))))
+            served = (Route("org/m", (endpoint,)), Route("org/m:sql", (endpoint,)), Route("down", (), "m-2 is loading"))
+            worker.push(Table(1, served))
             await trio.to_thread.run_sync(use_client, port)
             counted = await answers(port, "/metrics")
             assert b'llmgw_router_tokens_total{kind="completion",model="org/m"}' in counted
@@ -174,7 +176,10 @@ def use_client(port: int) -> None:
     assert usage is not None
     assert usage.completion_tokens == 5
     assert client.completions.create(model="org/m", prompt="x", max_tokens=3).choices[0].text
+    assert client.completions.create(model="org/m:sql", prompt="x", max_tokens=3).choices[0].text
     assert len(client.embeddings.create(model="org/m", input=["a", "b"]).data) == 2
+    asked = {"model": "org/m", "query": "x", "documents": ["a", "b"]}
+    assert len(client.post("/rerank", body=asked, cast_to=dict[str, Any])["results"]) == 2
     with pytest.raises(openai.NotFoundError, match="does not exist"):
         client.chat.completions.create(model="nope", messages=[])
     with pytest.raises(openai.InternalServerError, match="No replica of down is ready: m-2 is loading"):

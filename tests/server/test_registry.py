@@ -3,11 +3,11 @@ from __future__ import annotations
 from attrs import evolve
 
 from llmgw.router.table import Table
-from llmgw.scheduler.state import ClusterState, Goal, NodeState, Replica, ShardState
+from llmgw.scheduler.state import Assignment, ClusterState, Goal, NodeState, Replica, ShardState
 from llmgw.server.registry import table
 from llmgw.settings.catalog import Model
 from llmgw.settings.document import Settings
-from tests.scheduler.clusters import cluster, model, node, report, row
+from tests.scheduler.clusters import cluster, model, node, profile, report, row
 
 SETTINGS = Settings(models=(model(), Model("elsewhere", endpoints=("http://10.0.0.9:8000",))))
 
@@ -46,6 +46,17 @@ def test_reports_of_an_earlier_start_are_not_routed() -> None:
     assert endpoints(state) == []
 
 
+def test_a_replica_of_which_a_rank_is_going_gets_nothing_although_rank_0_answers() -> None:
+    places = (Assignment("m-1.0", 0, "n1", (0,)), Assignment("m-1.1", 1, "n2", (0,)))
+    both = row(shards=places)
+    for state, wanted in ((ShardState.READY, [("m-1.0", False)]), (ShardState.STOPPING, []), (ShardState.FAILED, [])):
+        nodes = (
+            node(reports=(report(both, ShardState.READY),)),
+            node("n2", reports=(report(both, state, rank=1),)),
+        )
+        assert endpoints(cluster(nodes, (model(),), (both,))) == wanted
+
+
 def test_versions_go_up_only_when_something_changed() -> None:
     first = table(SETTINGS, one(ShardState.LOADING), {"m": "loading"}, 5, Table())
     assert (first.version, first.routes[0].reason) == (1, "loading")
@@ -53,3 +64,18 @@ def test_versions_go_up_only_when_something_changed() -> None:
     assert table(SETTINGS, one(ShardState.LOADING), {"m": "loading"}, 5, first) is first
     assert table(SETTINGS, one(ShardState.READY), {"m": "loading"}, 5, first).version == 2
     assert table(evolve(SETTINGS, models=()), one(ShardState.READY), {}, 5, first).routes == ()
+
+
+def test_adapters_are_routed_to_the_replicas_that_have_them() -> None:
+    new = profile(lora={"sql": "/a", "law": "/b"})
+    with_lora, old = row(profile=new), row(2, profile=profile(lora={"sql": "/a"}))
+    catalog = evolve(model(), profiles=(new,))
+    reports = (report(with_lora, ShardState.READY), report(old, ShardState.READY))
+    state = cluster((node(reports=reports),), (catalog,), (with_lora, old))
+    made = table(Settings(models=(catalog,)), state, {"m": "why"}, 5, Table())
+    assert {r.model: ([e.id for e in r.endpoints], r.reason) for r in made.routes} == {
+        "m": (["m-1.0", "m-2.0"], "why"),
+        "m:sql": (["m-1.0", "m-2.0"], "why"),
+        "m:law": (["m-1.0"], "why"),
+    }
+    assert [r.model for r in made.routes] == ["m", "m:sql", "m:law"]

@@ -3,13 +3,16 @@ from __future__ import annotations
 import json
 from typing import Any
 
+import attrs
 import pytest
 
 from llmgw.hardware.fabric import FabricRule, LinkLayer
-from llmgw.settings.catalog import EngineKind
+from llmgw.settings.catalog import EngineKind, Profile, Task
 from llmgw.settings.daemon import Address, GpuSource
+from llmgw.settings.digest import profile_digest
 from llmgw.settings.faults import ConfigError
 from llmgw.settings.load import kind_of, load_agent, load_server, load_settings
+from llmgw.settings.quantization import least_capability
 
 GOOD = """\
 models:
@@ -95,10 +98,83 @@ def test_every_fault_at_once_with_its_place() -> None:
         ({"name": "a b"}, "name: is not a profile name"),
         ({"memory_gib": 0}, "memory_gib: expected more than 0, found 0"),
         ({"context_length": 0}, "context_length: expected at least 1, found 0"),
+        ({"gpus": 4, "dp": 2}, "gpus: 1 node x 4 gpus = 4 devices, but dp 2 x tp 1 x pp 1 = 2"),
+        ({"dp": 0}, "dp: expected at least 1, found 0"),
+        (
+            {"device_class": "a100-80g-mig-3g.40gb", "gpus": 2, "dp": 2},
+            "dp: is 2, but a replica on a100-80g-mig-3g.40gb",
+        ),
+        (
+            {"nodes": 2, "dp": 1, "tp": 2, "gpus": 1, "task": "embeddings"},
+            "task: expected one of generate, embed, rerank",
+        ),
+        ({"nodes": 4, "gpus": 1, "dp": 2, "tp": 2}, "dp: a group of tp 2 x pp 1 would reach over nodes of 1 gpus"),
+        ({"engine": "sglang", "nodes": 2, "dp": 2}, "dp: SGLang has dp on several nodes only for the attention"),
+        ({"engine": "llamacpp", "gpus": 2, "dp": 2}, "dp: llama.cpp has no data parallelism"),
+        ({"engine": "llamacpp", "expert_parallel": True}, "expert_parallel: llama.cpp has no expert parallelism"),
+        ({"engine": "llamacpp", "lora": {"a": "b"}}, "lora: llama.cpp gives an adapter no name to ask for"),
+        ({"expert_parallel": 1}, "expert_parallel: expected true or false, found the number 1"),
+        ({"lora": {"a:b": "/x"}}, "lora.a:b: is not an adapter's name"),
+        ({"lora": {"a": "/x=y"}}, "lora.a: '/x=y' is not a path"),
+        ({"lora": {"a": "-x"}}, "lora.a: '-x' is not a path"),
+        ({"lora": {"a": ""}}, "lora.a: '' is not a path"),
+        ({"args": ["--lora-modules", "a=/x"]}, "args[0]: --lora-modules is llmgw's own"),
+        ({"args": ["-dp", "2"]}, "args[0]: -dp is llmgw's own"),
+        ({"args": ["--enable-exp"]}, "args[0]: --enable-exp is llmgw's own (--enable-expert-parallel)"),
+        ({"engine": "sglang", "args": ["--attn-dp-size", "2"]}, "args[0]: --attn-dp-size is llmgw's own"),
+        ({"engine": "llamacpp", "args": ["--rerank"]}, "args[0]: --rerank is llmgw's own"),
+        ({"engine": "llamacpp", "args": ["--agent"]}, "args[0]: --agent is llmgw's own"),
+        ({"engine": "llamacpp", "args": ["--mcp-servers-json", "{}"]}, "args[0]: --mcp-servers-json is llmgw's own"),
+        ({"engine": "sglang", "args": ["--enable-custom-logit-processor"]}, "is llmgw's own"),
+        ({"args": ["--tool-server", "http://h"]}, "args[0]: --tool-server is llmgw's own"),
+        ({"env": {"NCCL_IB_HCA": "mlx5_0"}}, "env.NCCL_IB_HCA: is llmgw's own"),
+        ({"env": {"GGML_VK_VISIBLE_DEVICES": "0"}}, "env.GGML_VK_VISIBLE_DEVICES: is llmgw's own"),
+        ({"env": {"VLLM_ALLOW_RUNTIME_LORA_UPDATING": "1"}}, "env.VLLM_ALLOW_RUNTIME_LORA_UPDATING: is llmgw's own"),
+        ({"device_class": "t4-15g", "quantization": "mxfp4"}, "mxfp4 needs compute capability 8.0, t4-15g has 7.5"),
     ],
 )
 def test_rules_of_a_profile(change: dict[str, object], said: str) -> None:
     assert any(said in f for f in faults(with_profile(**change))), faults(with_profile(**change))
+
+
+def test_names_that_adapters_make() -> None:
+    def written(name: str, **change: object) -> str:
+        return json.dumps(
+            {"models": {name: {"profiles": [{**PROFILE, **change}]}, "m:sql": {"endpoints": ["http://h:1"]}}}
+        )
+
+    assert any(
+        "models.m.profiles[0].lora.sql: m:sql is also a model" in f for f in faults(written("m", lora={"sql": "x"}))
+    )
+    assert any("is longer than a model's name may be" in f for f in faults(written("m" * 125, lora={"sql": "x"})))
+    said = "models.m:1.profiles[0].engine: SGLang reads what follows the colon in m:1 as the name of an adapter"
+    assert any(said in f for f in faults(written("m:1", engine="sglang")))
+    (model, _) = load_settings(written("m", lora={"law": "lora/law"}, dp=2, gpus=2, task="rerank")).models
+    assert (model.profiles[0].lora, model.profiles[0].task) == ({"law": "lora/law"}, Task.RERANK)
+
+
+def test_a_profile_that_uses_nothing_new_keeps_its_digest() -> None:
+    plain = Profile("p", EngineKind.VLLM, "/w", ("h100-80g",), gpus=2, tp=2, env={"A": "b"})
+    assert profile_digest("m", plain) == "b1daa3081acd7d05"
+    changed: list[dict[str, Any]] = [{"dp": 2}, {"expert_parallel": True}, {"task": Task.EMBED}, {"lora": {"a": "b"}}]
+    assert len({profile_digest("m", attrs.evolve(plain, **change)) for change in [{}, *changed]}) == 5
+
+
+@pytest.mark.parametrize(
+    ("engine", "quantization", "least"),
+    [
+        (EngineKind.VLLM, "gptq_marlin", 75),
+        (EngineKind.SGLANG, "gptq_marlin", 80),
+        (EngineKind.VLLM, "FP8", 89),
+        (EngineKind.SGLANG, "w4afp8", 90),
+        (EngineKind.SGLANG, "mxfp8", 100),
+        (EngineKind.VLLM, "compressed-tensors", None),
+        (EngineKind.VLLM, "modelopt-fp4", 75),
+        (EngineKind.LLAMACPP, "gguf", None),
+    ],
+)
+def test_the_card_that_a_quantization_needs(engine: EngineKind, quantization: str, least: int | None) -> None:
+    assert least_capability(engine, quantization) == least
 
 
 def test_sglang_and_llama_flags_of_ours() -> None:

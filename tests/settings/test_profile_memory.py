@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from llmgw.settings.catalog import EngineKind, Profile
 from llmgw.settings.faults import ConfigError
 from llmgw.settings.load import load_settings
-from llmgw.settings.memory import GIB, Amount, Estimate, arithmetic_of, class_mib, estimate, memory_faults
+from llmgw.settings.memory import GIB, Amount, Estimate, arithmetic_of, class_mib, estimate, memory_faults, remedy_of
 from llmgw.settings.weight_facts import CacheShape, WeightFacts
 
 INDEX = "model.safetensors.index.json"
@@ -65,6 +65,19 @@ def test_the_sentence_has_the_whole_arithmetic() -> None:
     assert of(LLAMA_70B, 2, context_length=8192).fits(H100_MIB)
     assert not of(LLAMA_70B, 2, context_length=131_072).fits(H100_MIB)
     assert of(LLAMA_70B, 4).cache.how == "131072 tokens (the model's longest) x 80 KiB in 16 bits, over tp 4"
+
+
+def test_the_remedy_names_what_would_help() -> None:
+    def remedy(**more: object) -> str:
+        return remedy_of(profile(**more), of(LLAMA_8B, **more)).partition(";")[0]
+
+    others = "raise tp, use quantized weights, use a device class with more memory"
+    assert remedy(context_length=100) == others
+    assert remedy() == f"set context_length, {others}"
+    assert remedy(context_length=32_768) == f"lower context_length, {others}"
+    assert remedy(context_length=8192, concurrency=9) == f"lower context_length or lower concurrency, {others}"
+    mig = remedy_of(profile(device_class=("h100-80g-mig-1g.10gb",), quantization="fp8"), of(LLAMA_8B, context_length=1))
+    assert mig.partition(";")[0] == "use a device class with more memory"
 
 
 def test_concurrency_and_the_kind_of_cache() -> None:
@@ -132,6 +145,8 @@ def test_what_is_done_to_weights_while_they_load() -> None:
 
 def test_arguments_after_which_nobody_can_tell() -> None:
     assert estimate(profile(args=("--cpu-offload-gb", "20")), LLAMA_70B) is None
+    assert estimate(profile(8, dp=2, gpus=16, expert_parallel=True), DEEPSEEK_V3) is None
+    assert estimate(profile(8, dp=2, gpus=16), DEEPSEEK_V3) == estimate(profile(8), DEEPSEEK_V3)
     assert estimate(profile(engine=EngineKind.LLAMACPP, args=("-ngl", "10")), LLAMA_70B) is None
     assert estimate(profile(args=("-ngl", "10")), LLAMA_70B) is not None
 
