@@ -75,6 +75,8 @@ class Dispatch:
             self._log.error("command failed", command=command.command, error=str(failed))
             remedy = "check the node's disk, memory and limit of open files"
             result = CommandResult(command.command, False, f"{where}: {failed.strerror}", remedy)
+        if not result.accepted and not isinstance(command, StartShard):
+            return result  # what keeps its record may be gone when it is asked again
         self._results[command.command] = result
         while len(self._results) > _REMEMBERED:
             self._results.popitem(last=False)

@@ -258,12 +258,14 @@ class Link:
         sequence = 0
         while True:
             taken, changed, looked = await self._outbox.take()
-            messages: list[AgentMessage] = [*taken]
+            messages: list[AgentMessage] = []
             now = self._inventory()
             if changed and (delta := diff(told, now)) is not None:
                 sequence += 1
                 told = now
+                # Before the reports: whose end is told there must not look like a stranger who holds memory.
                 messages.append(HardwareChanged(sequence, delta))
+            messages += taken
             if looked and self._weights is not None:
                 messages.append(self._weights.found)
             for message in messages:

@@ -54,10 +54,22 @@ def need_of(profile: Profile, rules: PlacementRules, least_mib: tuple[tuple[str,
 
 @frozen
 class NodeView:
-    """A node with what is taken on it: placement number → the shard that has the device (or had, until it ended)."""
+    """A node with what is taken on it: placement number → the shard that has the device (or had, until it ended).
+
+    ``leaving`` are the numbers of devices that count as free because a shard of ours is going to leave them: whatever
+    memory of theirs is in use now is no stranger's.
+    """
 
     node: Node
     taken: Mapping[int, str] = field(hash=False)
+    leaving: frozenset[int] = frozenset()
+
+    def given_up(self, device: Device) -> bool:
+        """Whether a shard of ours is going to leave this device, or one that shares its memory."""
+        if not self.leaving:
+            return False
+        others = (self.node.inventory.device(number) for number in self.leaving)
+        return any(d is not None and (d.number == device.number or device.shares_memory(d)) for d in others)
 
     @cached_property
     def by_class(self) -> dict[str, list[Device]]:
@@ -166,7 +178,7 @@ def unusable(device: Device, view: NodeView) -> str | None:
         other = view.shared.get((device.mig.card, device.mig.gpu_instance))
         if other is not None:
             return f"{device.label} shares its memory with {other.label}, which runs {view.taken[other.number]}"
-    held = stranger(device, ours=False)
+    held = stranger(device, ours=view.given_up(device))
     return None if held is None else held.reason
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from bisect import bisect_left, insort
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import cached_property
+from types import MappingProxyType
 
 from attrs import evolve, frozen
 
@@ -15,6 +16,7 @@ from llmgw.scheduler.state import Node
 from llmgw.settings.catalog import Packing
 
 Score = tuple[bool, int]
+_NONE: Mapping[str, Iterable[int]] = MappingProxyType({})
 
 
 @frozen
@@ -144,14 +146,21 @@ class ClassSpan:
 class Fleet:
     """All nodes, what is taken on each, and what was asked of them so far. Lives within one pass.
 
-    ``sizes`` says how much memory profiles need.
+    ``sizes`` says how much memory profiles need, ``leaving`` has the devices by node that count as free because what
+    runs there is going to leave them.
     """
 
     def __init__(
-        self, nodes: Iterable[Node], taken: Mapping[str, Mapping[int, str]], sizes: Sizes | None = None
+        self,
+        nodes: Iterable[Node],
+        taken: Mapping[str, Mapping[int, str]],
+        sizes: Sizes | None = None,
+        leaving: Mapping[str, Iterable[int]] = _NONE,
     ) -> None:
         self.sizes = sizes or Sizes()
-        self._views = {node.id: NodeView(node, dict(taken.get(node.id, {}))) for node in nodes}
+        self._views = {
+            node.id: NodeView(node, dict(taken.get(node.id, {})), frozenset(leaving.get(node.id, ()))) for node in nodes
+        }
         self._pools: dict[Need, Pool] = {}
 
     def __len__(self) -> int:

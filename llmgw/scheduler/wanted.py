@@ -157,7 +157,8 @@ def _make_room(pass_: Working, model: Model) -> str:
     if not lower:
         return ""
     leaving = frozenset(r.id for r in pass_.rows.values() if r.goal is not Goal.RUN and not pass_.lost(r))
-    if leaving and isinstance(_place(pass_, model, pass_.fleet_without(leaving)), Placement):
+    if leaving and isinstance(found := _place(pass_, model, pass_.fleet_without(leaving)), Placement):
+        _keep(pass_, model, found)
         return "it gets what is being stopped"
     able = [r for r in lower if pass_.counts(r)]
     ripe = [r for r in able if pass_.now - r.placed >= priorities[r.model].min_run_s]
@@ -171,6 +172,7 @@ def _make_room(pass_: Working, model: Model) -> str:
                 if any((s.node, d) in wanted for s in row.shards for d in s.devices):
                     reason = f"{model.name} (priority {model.priority}) takes its devices, it has priority {level}"
                     pass_.retire(row, reason, DecisionKind.PREEMPT)
+            _keep(pass_, model, found)
             return "devices are taken from models of a lower priority"
     young = [r for r in able if r not in ripe]
     if young:
@@ -178,6 +180,14 @@ def _make_room(pass_: Working, model: Model) -> str:
         pass_.wake.append(at)
         return f"models of a lower priority may keep their devices for {at - pass_.now:.0f} s yet (min_run_s)"
     return ""
+
+
+def _keep(pass_: Working, model: Model, found: Placement) -> None:
+    """What of this place is free already stays so for this pass: else those who give way for it settle there again."""
+    for part in found.parts:
+        taken = pass_.fleet.view(part.node).taken
+        free = [number for number in part.devices if number not in taken]
+        pass_.fleet.take(part.node, free, f"nothing yet, it is kept for {model.name} (priority {model.priority})")
 
 
 def _one_node(model: Model) -> bool:

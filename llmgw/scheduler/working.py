@@ -95,11 +95,16 @@ class Working:
     def fleet_without(self, rows: frozenset[str], nodes: frozenset[str] | None = None) -> Fleet:
         """As if these rows had nothing; of these nodes only, where they are given."""
         taken: dict[str, dict[int, str]] = {}
+        leaving: dict[str, set[int]] = {}
         for node in self.state.nodes:
             here = taken[node.id] = {}
             for report in node.reports:
-                if not report.state.ended and report.replica not in rows:
-                    there = placed_on(node.inventory, report.devices, report.uuids)
+                if report.state.ended:
+                    continue
+                there = placed_on(node.inventory, report.devices, report.uuids)
+                if report.replica in rows:
+                    leaving.setdefault(node.id, set()).update(there)
+                else:
                     here.update(dict.fromkeys(there, report.shard))
         for row in self.rows.values():
             if row.id not in rows:
@@ -107,7 +112,7 @@ class Working:
                     if shard.node in taken:
                         taken[shard.node].update(dict.fromkeys(shard.devices, shard.shard))
         some = self.state.nodes if nodes is None else [n for n in self.state.nodes if n.id in nodes]
-        return Fleet(some, taken, self.sizes)
+        return Fleet(some, taken, self.sizes, leaving)
 
     @cached_property
     def sizes(self) -> Sizes:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterable
 
 import trio
@@ -34,6 +35,9 @@ from llmgw.telemetry.logging import logger
 _REMEMBER_HEARD_S = 30.0
 """A heartbeat alone is written down this often: after a restart silence counts from the restart anyway."""
 
+_FORGET_AGAIN_S = 60.0
+"""What an agent cannot forget yet is asked again after this time."""
+
 
 @define(eq=False)
 class _NodeSession:
@@ -41,6 +45,7 @@ class _NodeSession:
     boot_id: str
     replaced: trio.CancelScope
     sent: dict[str, ShardCommand] = field(factory=dict)
+    again: dict[str, float] = field(factory=dict)
     hardware: int = 0
     queue: list[ServerMessage] = field(factory=list)
     ready: trio.Event = field(factory=trio.Event)
@@ -66,7 +71,8 @@ class Agents:
         if known is None:
             return
         for command in commands:
-            if command.command not in known.sent:
+            if command.command not in known.sent or self._clock() >= known.again.get(command.command, math.inf):
+                known.again.pop(command.command, None)
                 known.sent[command.command] = command
                 known.put(command)
 
@@ -191,7 +197,10 @@ class Agents:
             case StartShard() if not result.accepted:
                 said = f"{result.reason}. {result.remedy}" if result.remedy else result.reason
                 return self._cluster.refused(command, node, said, now)
-            case ForgetShard() if result.accepted:
+            case ForgetShard() if not result.accepted:
+                mine.again[result.command] = now + _FORGET_AGAIN_S
+                return None
+            case ForgetShard():
                 return self._cluster.forgotten(node, command.shard, command.generation)
             case _:
                 return None

@@ -39,6 +39,8 @@ class Asked:
 
     async def forget(self, shard: str, generation: int) -> None:
         self.calls.append(f"forget {shard}")
+        if self.refuse:
+            raise OperatorError(shard, self.refuse)
 
     def drain(self, reason: str) -> None:
         self.calls.append(f"drain {reason}")
@@ -83,6 +85,17 @@ async def test_a_refusal_has_its_reason_and_is_remembered(tmp_path: Path) -> Non
     assert (result.accepted, result.reason, result.remedy) == (False, "ports: none is free", "widen them")
     assert await it.run(start()) == result
     assert asked.calls == ["start m-1.0"]
+
+
+async def test_what_could_not_be_forgotten_is_tried_again(tmp_path: Path) -> None:
+    asked = Asked(refuse="its shim has not ended")
+    it = dispatch(tmp_path, asked)
+    forget = ForgetShard("f", 1, "m-1.0", 1)
+    assert not (await it.run(forget)).accepted
+    asked.refuse = ""
+    assert (await it.run(forget)).accepted
+    assert (await it.run(forget)).accepted
+    assert asked.calls == ["forget m-1.0"] * 2, "once it is forgotten nobody is asked"
 
 
 async def test_an_older_epoch_is_not_obeyed_also_after_a_restart(tmp_path: Path) -> None:

@@ -117,6 +117,15 @@ async def test_welcomed_it_beats_reports_and_obeys(tmp_path: Path, pki: Pki) -> 
             assert [d.number for d in seen[-1].delta.values.devices] == [1]
             told = apply(told, seen[-1].delta)
             assert told == agent.hardware.inventory
+        write_state(agent.machine, {1: {"ecc": 3}})
+        await agent.hardware.read()
+        agent.outbox.report(evolve(report(), reason="its device broke"))
+        agent.outbox.hardware()
+        said: list[object] = []
+        while not said or not isinstance(said[-1], ShardStatus):
+            said.append(await session.receive())
+        kinds = [type(message) for message in said if not isinstance(message, Heartbeat)]
+        assert kinds == [HardwareChanged, ShardStatus], "hardware first: whose end is told holds its devices no more"
         agent.outbox.hardware()  # nothing is different: nothing is said
         assert agent.link.state.connected
         done.set()

@@ -600,6 +600,20 @@ async def test_two_engines_never_share_a_memory(folder: Path) -> None:
             await node.shards.start(on("m-2.0", 1001), inventory)
 
 
+async def test_a_start_that_is_cancelled_before_its_record_leaves_nothing(folder: Path) -> None:
+    """The session may end just then: a shard that nobody watches would be `starting` for ever."""
+    async with running(config(folder)) as node:
+        with trio.CancelScope() as session:
+            session.cancel()
+            await node.shards.start(start(), INVENTORY)
+        assert session.cancelled_caught
+        assert node.shards.reports() == ()
+        await node.shards.start(start(), INVENTORY)
+        await node.until(S.READY)
+        node.get().stop("over", 1)
+        await node.until_ended()
+
+
 async def test_two_shards_have_two_ports(folder: Path) -> None:
     async with running(config(folder)) as node:
         await node.shards.start(start(), INVENTORY)

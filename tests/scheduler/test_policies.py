@@ -74,6 +74,29 @@ def test_nothing_is_taken_that_would_not_help() -> None:
     assert len(outcome.unplaced) == 1
 
 
+def test_memory_of_who_gives_way_is_no_strangers() -> None:
+    state = running(LOW)
+    used = tuple(device(n, used_mib=60_000) for n in range(2))
+    (here,) = state.nodes
+    here = evolve(here, inventory=evolve(here.inventory, devices=used))
+    state = evolve(state, nodes=(here,), models=(LOW, HIGH))
+    outcome = decide(state, NOW)
+    assert kinds(outcome) == [(DecisionKind.PREEMPT, "low-100")]
+    short = {u.model: u.reason for u in decide(after(state, outcome), NOW + 1).unplaced}
+    assert "it gets what is being stopped" in short["high"]
+
+
+def test_who_gives_way_does_not_settle_on_what_is_waited_for() -> None:
+    low = model("low")
+    state = evolve(running(low, gpus=3), models=(low, evolve(model("all", 1, profile("three", 3)), priority=10)))
+    outcome = decide(state, NOW)
+    assert kinds(outcome) == [(DecisionKind.PREEMPT, "low-100")]
+    refused = {u.model: u.candidates[0].refusals[0].reason for u in outcome.unplaced}
+    assert "gpu-1 runs nothing yet, it is kept for all (priority 10)" in refused["low"]
+    state = settled(after(state, outcome), NOW + 1)
+    assert [r.model for r in state.replicas] == ["all"]
+
+
 def test_who_has_devices_keeps_them_for_a_while() -> None:
     state = evolve(running(LOW, placed=NOW - 100), models=(evolve(LOW, min_run_s=300), HIGH))
     outcome = decide(state, NOW)

@@ -176,6 +176,17 @@ async def test_a_refused_start_is_a_failure_with_its_reason_and_tried_again(
         again = await expect(session, StartShard)
         assert isinstance(again, StartShard)
         assert (forget.generation, again.generation) == (1, 2)
+        await session.send(CommandResult(forget.command, False, "its shim has not ended"))
+        for beat in range(9):
+            await trio.sleep(5)
+            await session.send(Heartbeat(beat))
+        with trio.move_on_after(5) as waited:
+            await session.receive()
+        assert waited.cancelled_caught, "what cannot be forgotten yet is not asked again in every pass"
+        for beat in range(9, 13):
+            await session.send(Heartbeat(beat))
+            await trio.sleep(5)
+        assert await expect(session, ForgetShard) == forget
         await session.send(CommandResult(forget.command, True))
         await until(lambda: not any(r.generation == 1 for r in _reports(plane)))
 
