@@ -134,16 +134,16 @@ class MemoryStore:
         await self._moment()
         return self._disk.brake_released
 
-    async def release_brake(self, epoch: int, at: float, by: str) -> int:
+    async def release_brake(self, epoch: int, at: float, by: str, silent_since: float) -> int:
         async with self._turn:
             await self._moment()
-            self._disk.brake_released = at
+            self._disk.brake_released = silent_since
             return self._disk.passes
 
     async def unplaced(self) -> tuple[Unplaced, ...]:
         await self._moment()
         return self._disk.unplaced
 
-    async def decisions(self, limit: int) -> tuple[StoredDecision, ...]:
+    async def decisions(self, limit: int, about: str | None = None) -> tuple[StoredDecision, ...]:
         await self._moment()
         return ()

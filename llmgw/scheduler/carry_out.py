@@ -74,7 +74,7 @@ def _start(pass_: Working, row: Replica, shard: Assignment) -> None:
 def _earlier_alive(pass_: Working, row: Replica) -> bool:
     shards = {s.shard for s in row.shards}
     return any(
-        r.shard in shards and r.generation != row.generation and not r.state.ended
+        r.shard in shards and r.cluster == pass_.state.cluster and r.generation != row.generation and not r.state.ended
         for s in row.shards
         if (node := pass_.state.node(s.node)) is not None
         for r in node.reports
