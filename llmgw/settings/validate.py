@@ -249,6 +249,8 @@ def agent_faults(config: AgentConfig) -> Iterator[Rule]:
     for name in ("interval_s", "timeout_s"):
         if getattr(config.discovery, name) <= 0:
             yield ("discovery", name), f"expected more than 0 seconds, found {getattr(config.discovery, name):g}", ""
+    if config.weights.reserve_gib < 0:
+        yield ("weights", "reserve_gib"), f"expected at least 0, found {config.weights.reserve_gib:g}", ""
     for rule in config.fabrics:
         yield from _at(("fabrics", rule.label), _fabric(rule))
     for engine in config.engines:
