@@ -17,6 +17,8 @@ from llmgw.agent import cgroup
 from llmgw.agent.dispatch import Dispatch
 from llmgw.agent.epoch import Epoch, EpochFile
 from llmgw.agent.hardware import Hardware
+from llmgw.agent.jobs.runner import Jobs
+from llmgw.agent.jobs.works import NodeWorks
 from llmgw.agent.session import Link, Outbox
 from llmgw.agent.shards import Shards
 from llmgw.hardware.inventory import Inventory
@@ -52,13 +54,15 @@ async def _main(config: AgentConfig) -> None:
     def inventory() -> Inventory:
         return hardware.inventory
 
-    dispatch = Dispatch(shards, epoch, inventory)
+    jobs = Jobs(Path(config.state_dir), NodeWorks(config), outbox.job, time.time)
+    dispatch = Dispatch(shards, epoch, inventory, jobs)
     dial = partial(connect, tls=config.tls, trust_domain=config.trust_domain)
     backoff = Backoff(random.Random())  # noqa: S311 - jitter, not a secret
-    link = Link(config, dial, shards.reports, dispatch, inventory, epoch, outbox, backoff, time.time)
+    link = Link(config, dial, shards.reports, dispatch, inventory, epoch, outbox, backoff, time.time, jobs=jobs.reports)
     async with trio.open_nursery() as root:
         await root.start(_signals, root.cancel_scope)
         await root.start(shards.run)
+        await root.start(jobs.run)
         # After the engines are adopted: a driver that hangs must not keep anybody from them.
         found = await hardware.read()
         root.start_soon(hardware.run)

@@ -20,21 +20,27 @@ from llmgw.link.codec import Unknown, UnsendableError
 from llmgw.link.messages import (
     PROTOCOL,
     AgentMessage,
+    CancelJob,
+    Command,
     CommandResult,
     DrainShard,
+    EnginesChanged,
     ForgetShard,
     HardwareChanged,
     Heartbeat,
+    JobStatus,
     NotUnderstood,
     Register,
-    ShardCommand,
+    RunJob,
     ShardStatus,
     StartShard,
     StopShard,
     Welcome,
 )
 from llmgw.link.session import LinkRefused, PeerGone, Session
+from llmgw.scheduler.jobs import Installed, JobReport
 from llmgw.scheduler.state import ShardReport
+from llmgw.settings.catalog import EngineKind
 from llmgw.settings.daemon import Address, AgentConfig
 from llmgw.telemetry.logging import logger
 
@@ -60,8 +66,20 @@ class Outbox:
     def __init__(self) -> None:
         self._reports: dict[tuple[str, int], ShardReport] = {}
         self._results: list[CommandResult | NotUnderstood] = []
+        self._jobs: dict[str, JobReport] = {}
+        self._engines = False
         self._hardware = False
         self._filled = trio.Event()
+
+    def job(self, report: JobReport) -> None:
+        """A job changed."""
+        self._jobs[report.id] = report
+        self._filled.set()
+
+    def engines(self) -> None:
+        """An engine was installed."""
+        self._engines = True
+        self._filled.set()
 
     def report(self, report: ShardReport) -> None:
         """A shard changed."""
@@ -82,26 +100,33 @@ class Outbox:
         """A registration says all of it."""
         self._reports.clear()
         self._results.clear()
-        self._hardware = False
+        self._jobs.clear()
+        self._engines = self._hardware = False
 
-    async def take(self) -> tuple[list[ShardStatus | CommandResult | NotUnderstood], bool]:
-        """Wait for something to say, and take all of it, reports before results; and whether the hardware changed."""
-        while not self._reports and not self._results and not self._hardware:
+    async def take(self) -> tuple[list[ShardStatus | JobStatus | CommandResult | NotUnderstood], bool, bool]:
+        """Wait for something to say, and take all of it, reports before results; and whether the hardware changed, and
+        the engines."""
+        while not (self._reports or self._jobs or self._results or self._hardware or self._engines):
             await self._filled.wait()
             self._filled = trio.Event()
         self._filled = trio.Event()
-        taken: list[ShardStatus | CommandResult | NotUnderstood] = [ShardStatus(r) for r in self._reports.values()]
-        taken += self._results
-        changed, self._hardware = self._hardware, False
+        taken: list[ShardStatus | JobStatus | CommandResult | NotUnderstood] = [
+            *(ShardStatus(r) for r in self._reports.values()),
+            *(JobStatus(r) for r in self._jobs.values()),
+            *self._results,
+        ]
+        hardware, self._hardware = self._hardware, False
+        engines, self._engines = self._engines, False
         self._reports.clear()
+        self._jobs.clear()
         self._results.clear()
-        return taken, changed
+        return taken, hardware, engines
 
 
 class Link:
     """Keeps one session with a control plane, whichever of them will have us.
 
-    ``reports`` and ``inventory`` are asked for the shards and the hardware as they are now.
+    ``reports``, ``inventory``, ``jobs`` and ``installs`` are asked for what there is now.
     """
 
     def __init__(
@@ -115,8 +140,13 @@ class Link:
         outbox: Outbox,
         backoff: Backoff,
         clock: Callable[[], float],
+        *,
+        jobs: Callable[[], tuple[JobReport, ...]] = tuple,
+        installs: Callable[[], tuple[Installed, ...]] = tuple,
     ) -> None:
         self._config = config
+        self._jobs = jobs
+        self._installs = installs
         self._dial = dial
         self._reports = reports
         self._dispatch = dispatch
@@ -186,8 +216,8 @@ class Link:
             epoch=welcome.epoch,
             version=welcome.version,
         )
-        commands: trio.MemorySendChannel[ShardCommand]
-        commands, to_do = trio.open_memory_channel[ShardCommand](math.inf)
+        commands: trio.MemorySendChannel[Command]
+        commands, to_do = trio.open_memory_channel[Command](math.inf)
         ended: PeerError | None = None
         async with trio.open_nursery() as nursery:
             nursery.start_soon(self._say, session, told)
@@ -209,16 +239,22 @@ class Link:
             boot_id=inventory.host.boot_id,
             address=self._config.address,
             inventory=inventory,
-            engines=tuple(e.kind for e in self._config.engines),
+            engines=self._kinds(),
             shards=self._reports(),
             epoch=self._epoch.highest,
+            jobs=self._jobs(),
+            installs=self._installs(),
         )
 
-    async def _listen(self, session: Session, commands: trio.MemorySendChannel[ShardCommand]) -> None:
+    def _kinds(self) -> tuple[EngineKind, ...]:
+        kinds = {e.kind for e in self._config.engines} | {i.engine for i in self._installs() if i.current}
+        return tuple(k for k in EngineKind if k in kinds)
+
+    async def _listen(self, session: Session, commands: trio.MemorySendChannel[Command]) -> None:
         while True:
             message = await session.receive()
             match message:
-                case StartShard() | DrainShard() | StopShard() | ForgetShard():
+                case StartShard() | DrainShard() | StopShard() | ForgetShard() | RunJob() | CancelJob():
                     commands.send_nowait(message)
                 case Unknown(tag=tag):
                     self._outbox.result(NotUnderstood(tag))
@@ -227,7 +263,7 @@ class Link:
                 case _:
                     self._log.warning("unexpected message", kind=type(message).__name__)
 
-    async def _obey(self, to_do: trio.MemoryReceiveChannel[ShardCommand]) -> None:
+    async def _obey(self, to_do: trio.MemoryReceiveChannel[Command]) -> None:
         """One command at a time, in order; a start takes milliseconds, its engine's loading is not waited for."""
         async for command in to_do:
             self._outbox.result(await self._dispatch.run(command))
@@ -236,8 +272,10 @@ class Link:
         """Say what there is to say; ``told`` is the inventory that the control plane has."""
         sequence = 0
         while True:
-            taken, changed = await self._outbox.take()
+            taken, changed, engines = await self._outbox.take()
             messages: list[AgentMessage] = [*taken]
+            if engines:
+                messages.append(EnginesChanged(self._kinds(), self._installs()))
             now = self._inventory()
             if changed and (delta := diff(told, now)) is not None:
                 sequence += 1

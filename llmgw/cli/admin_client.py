@@ -31,10 +31,18 @@ class AdminClient:
 
         Raises :class:`PeerError` when nothing answers, :class:`OperatorError` when the answer is an error.
         """
+        return self._ask("GET", path, None)
+
+    def post(self, path: str, value: Any) -> Any:
+        """The JSON answer of ``POST /api/v1/<path>`` with this value. Raises as :meth:`get` does."""
+        return self._ask("POST", path, json.dumps(value))
+
+    def _ask(self, method: str, path: str, body_sent: str | None) -> Any:
         address = f"{self.host}:{self.port}"
         connection = http.client.HTTPConnection(self.host, self.port, timeout=_TIMEOUT_S)
         try:
-            connection.request("GET", f"/api/v1/{path}", headers={"authorization": f"Bearer {self.token}"})
+            headers = {"authorization": f"Bearer {self.token}", "content-type": "application/json"}
+            connection.request(method, f"/api/v1/{path}", body_sent, headers)
             answer = connection.getresponse()
             body = answer.read()
         except (OSError, http.client.HTTPException) as failed:

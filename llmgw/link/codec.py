@@ -20,15 +20,19 @@ from cattrs.v import format_exception
 from llmgw.errors import LlmgwError, PeerError
 from llmgw.link.messages import (
     AgentMessage,
+    CancelJob,
     CommandResult,
     DrainShard,
+    EnginesChanged,
     ForgetShard,
     HardwareChanged,
     Heartbeat,
+    JobStatus,
     Message,
     NotUnderstood,
     Refused,
     Register,
+    RunJob,
     ServerMessage,
     ShardStatus,
     StartShard,
@@ -47,6 +51,8 @@ UP: Mapping[str, type[AgentMessage]] = MappingProxyType(
         "heartbeat": Heartbeat,
         "hardware-changed": HardwareChanged,
         "shard-status": ShardStatus,
+        "job-status": JobStatus,
+        "engines-changed": EnginesChanged,
         "command-result": CommandResult,
         "not-understood": NotUnderstood,
     }
@@ -61,6 +67,8 @@ DOWN: Mapping[str, type[ServerMessage]] = MappingProxyType(
         "drain-shard": DrainShard,
         "stop-shard": StopShard,
         "forget-shard": ForgetShard,
+        "run-job": RunJob,
+        "cancel-job": CancelJob,
         "not-understood": NotUnderstood,
     }
 )

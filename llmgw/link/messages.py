@@ -6,9 +6,11 @@ from attrs import frozen
 
 from llmgw.hardware.delta import InventoryDelta
 from llmgw.hardware.inventory import Inventory
+from llmgw.scheduler.jobs import Installed, JobReport, JobSpec
 from llmgw.scheduler.state import ShardReport
 from llmgw.settings.catalog import EngineKind, Profile
 from llmgw.settings.daemon import Address
+from llmgw.settings.document import NOTHING_FETCHED, WeightsRules
 
 PROTOCOL = 1
 """Version of this protocol. Ends whose versions differ by one must understand each other."""
@@ -19,7 +21,8 @@ class Register:
     """Up, first on every connection: all that the control plane needs to know of the node.
 
     ``epoch`` is the highest epoch that the agent ever saw; ``address`` is where the router reaches the
-    node's engines. ``shards`` are all shards that are running or whose end was not yet acknowledged.
+    node's engines. ``shards`` are all shards that are running or whose end was not yet acknowledged, ``jobs`` those
+    that run and the last ones that ended, ``installs`` the engines with their versions.
     """
 
     protocol: int
@@ -31,6 +34,8 @@ class Register:
     engines: tuple[EngineKind, ...]
     shards: tuple[ShardReport, ...]
     epoch: int
+    jobs: tuple[JobReport, ...] = ()
+    installs: tuple[Installed, ...] = ()
 
 
 @frozen
@@ -56,6 +61,21 @@ class ShardStatus:
     """Up, whenever a shard's state, reason or progress changes."""
 
     report: ShardReport
+
+
+@frozen
+class JobStatus:
+    """Up, whenever a job's state, step or progress changes."""
+
+    report: JobReport
+
+
+@frozen
+class EnginesChanged:
+    """Up, when an engine was installed: all that the node has now."""
+
+    engines: tuple[EngineKind, ...]
+    installs: tuple[Installed, ...]
 
 
 @frozen
@@ -100,7 +120,7 @@ class StartShard:
 
     ``uuids`` say which devices are meant: the agent may have numbered them anew meanwhile. Over several nodes
     ``fabric`` is the label of the network between them, ``addresses`` has each rank's node, and ranks above 0 meet
-    rank 0 at ``rendezvous``.
+    rank 0 at ``rendezvous``. ``weights`` says what may be fetched, and from where.
     """
 
     command: str
@@ -118,6 +138,7 @@ class StartShard:
     fabric: str | None = None
     rendezvous: Address | None = None
     addresses: tuple[str, ...] = ()
+    weights: WeightsRules = NOTHING_FETCHED
 
 
 @frozen
@@ -154,13 +175,36 @@ class ForgetShard:
 
 
 @frozen
+class RunJob:
+    """Down: begin a job. One whose id is known already is left as it is."""
+
+    command: str
+    epoch: int
+    job: JobSpec
+
+
+@frozen
+class CancelJob:
+    """Down: end a job; one that has ended is left as it is."""
+
+    command: str
+    epoch: int
+    job: str
+    reason: str
+
+
+@frozen
 class NotUnderstood:
     """Either way: a message of this tag is unknown here; the sender carries on without it."""
 
     tag: str
 
 
-AgentMessage = Register | Heartbeat | HardwareChanged | ShardStatus | CommandResult | NotUnderstood
-ServerMessage = Welcome | Refused | StartShard | DrainShard | StopShard | ForgetShard | NotUnderstood
+AgentMessage = (
+    Register | Heartbeat | HardwareChanged | ShardStatus | JobStatus | EnginesChanged | CommandResult | NotUnderstood
+)
 ShardCommand = StartShard | DrainShard | StopShard | ForgetShard
+JobCommand = RunJob | CancelJob
+Command = ShardCommand | JobCommand
+ServerMessage = Welcome | Refused | Command | NotUnderstood
 Message = AgentMessage | ServerMessage

@@ -102,6 +102,21 @@ class JobSpec:
 
 
 @frozen
+class Installed:
+    """An engine that a node has: installed by a job, or named in its ``agent.yaml`` (then without a ``name``).
+
+    ``says`` is what it answered when it was asked for its version; ``current`` is the one that shards start with.
+    """
+
+    engine: EngineKind
+    name: str
+    version: str
+    path: str
+    says: str = ""
+    current: bool = True
+
+
+@frozen
 class Step:
     """One step of a job, and when it began."""
 

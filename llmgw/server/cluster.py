@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterable, Mapping
 from attrs import evolve, frozen
 
 from llmgw.hardware.delta import InventoryDelta, apply
-from llmgw.link.messages import Register, StartShard
+from llmgw.link.messages import EnginesChanged, Register, StartShard
 from llmgw.scheduler.explain import Outcome, Unplaced
 from llmgw.scheduler.liveness import node_state
 from llmgw.scheduler.state import ClusterState, Node, NodeState, Replica, ShardReport, ShardState
@@ -71,6 +71,7 @@ class Cluster:
             engines=message.engines,
             reports=message.shards,
             last_heard=now,
+            installs=message.installs,
         )
         self._rows[row.id] = row
         self._links[row.id] = now
@@ -86,6 +87,12 @@ class Cluster:
         """The node read its hardware again."""
         row = self._rows[node]
         self._rows[node] = evolve(row, inventory=apply(row.inventory, delta))
+        self._woken()
+        return self._rows[node]
+
+    def engines(self, node: str, message: EnginesChanged) -> NodeRow:
+        """An engine was installed on the node."""
+        self._rows[node] = evolve(self._rows[node], engines=message.engines, installs=message.installs)
         self._woken()
         return self._rows[node]
 
@@ -135,6 +142,10 @@ class Cluster:
     def linked(self, node: str) -> bool:
         """Whether a session with this node is open."""
         return node in self._links
+
+    def nodes(self) -> tuple[str, ...]:
+        """Every node that ever registered."""
+        return tuple(sorted(self._rows))
 
     def row(self, node: str) -> NodeRow | None:
         """The node's row as it would be stored."""
@@ -189,6 +200,7 @@ class Cluster:
             engines=row.engines,
             reports=row.reports,
             version=row.version,
+            installs=row.installs,
         )
 
 

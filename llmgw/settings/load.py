@@ -36,7 +36,7 @@ _KEYS: Mapping[type, tuple[frozenset[str], frozenset[str]]] = {
 _TOP_KEYS = {
     "server": frozenset({"settings", "admin", "link"}),
     "agent": frozenset({"id", "control_planes", "address", "ports", "discovery", "fabrics", "engines", "weights_dir"}),
-    "settings": frozenset({"models", "liveness", "nodes", "quotas"}),
+    "settings": frozenset({"models", "liveness", "nodes", "quotas", "weights"}),
 }
 
 

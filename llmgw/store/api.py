@@ -13,6 +13,7 @@ from attrs import frozen
 
 from llmgw.hardware.inventory import Inventory
 from llmgw.scheduler.explain import Decision, Unplaced
+from llmgw.scheduler.jobs import Installed, JobReport, JobSpec
 from llmgw.scheduler.state import Replica, ShardReport
 from llmgw.settings.catalog import EngineKind
 
@@ -40,6 +41,22 @@ class NodeRow:
     engines: tuple[EngineKind, ...]
     reports: tuple[ShardReport, ...]
     last_heard: float
+    installs: tuple[Installed, ...] = ()
+
+
+@frozen
+class JobRow:
+    """A job with its node and what was last said of it.
+
+    ``seen`` says that the node has said something of it, ``cancel`` why it is wanted no more, empty while it is.
+    ``spec`` is missing where a node began it by itself.
+    """
+
+    node: str
+    report: JobReport
+    spec: JobSpec | None = None
+    seen: bool = False
+    cancel: str = ""
 
 
 @frozen
@@ -94,6 +111,14 @@ class Store(Protocol):
 
     async def save_node(self, row: NodeRow) -> None:
         """Write a node's row whole."""
+        ...
+
+    async def jobs(self) -> tuple[JobRow, ...]:
+        """The jobs that are remembered, oldest first."""
+        ...
+
+    async def save_job(self, row: JobRow) -> None:
+        """Write a job's row whole; of those that have ended only the newest are kept."""
         ...
 
     async def replicas(self) -> tuple[tuple[Replica, ...], int]:

@@ -54,6 +54,12 @@ STEPS: tuple[str, ...] = (
         FOREIGN KEY (pass, model) REFERENCES unplaced (pass, model) ON DELETE CASCADE
     ) STRICT, WITHOUT ROWID;
     """,
+    """
+    CREATE TABLE job (
+        id TEXT PRIMARY KEY, row TEXT NOT NULL, started REAL NOT NULL, ended INTEGER NOT NULL
+    ) STRICT;
+    CREATE INDEX job_by_age ON job (ended, started);
+    """,
 )
 """Step n takes the schema from version n to n + 1. A step that was ever released is never changed."""
 

@@ -14,6 +14,7 @@ from starlette.routing import Route
 
 from llmgw.web import views
 from llmgw.web.auth import allowed
+from llmgw.web.jobs import Jobs, job_routes
 from llmgw.web.source import Source
 
 _STATIC = {
@@ -49,7 +50,7 @@ def _asset(name: str) -> Callable[[Request], Awaitable[Response]]:
     return asset
 
 
-def routes(source: Source, token: str) -> list[Route]:
+def routes(source: Source, token: str, jobs: Jobs | None = None) -> list[Route]:
     """Every route of the admin listener."""
 
     def guarded(answer: Callable[[Request], Awaitable[Any]]) -> Callable[[Request], Awaitable[Response]]:
@@ -105,16 +106,17 @@ def routes(source: Source, token: str) -> list[Route]:
         Route("/api/v1/models", guarded(models)),
         Route("/api/v1/replicas", guarded(replicas)),
         Route("/api/v1/decisions", guarded(decisions)),
+        *(() if jobs is None else job_routes(jobs, source, guarded)),
     ]
 
 
-def app(source: Source, token: str) -> Starlette:
+def app(source: Source, token: str, jobs: Jobs | None = None) -> Starlette:
     """The admin side as an ASGI application."""
 
     async def missing(request: Request, _error_: Exception) -> Response:
         return _error(404, f"there is no {request.url.path[:200]}", "the API is under /api/v1/")
 
     async def method(request: Request, _error_: Exception) -> Response:
-        return _error(405, f"{request.method} is not possible here", "use GET")
+        return _error(405, f"{request.method} is not possible here", "use GET; jobs are begun and cancelled with POST")
 
-    return Starlette(routes=routes(source, token), exception_handlers={404: missing, 405: method})
+    return Starlette(routes=routes(source, token, jobs), exception_handlers={404: missing, 405: method})

@@ -90,6 +90,17 @@ def node_view(node: Node, state: ClusterState) -> Json:
         "address": node.address,
         "version": node.version,
         "engines": [e.value for e in node.engines],
+        "installs": [
+            {
+                "engine": i.engine.value,
+                "name": i.name,
+                "version": i.version,
+                "path": i.path,
+                "says": i.says,
+                "current": i.current,
+            }
+            for i in node.installs
+        ],
         "devices": [_device(d, holders.get(d.number)) for d in node.inventory.devices],
         "inventory": inventory_view(node.inventory),
     }

@@ -39,10 +39,11 @@ def test_what_is_sent_is_what_arrives(message: object) -> None:
 
 def test_tags_are_what_other_versions_expect() -> None:
     assert set(UP) == {
-        "register", "heartbeat", "hardware-changed", "shard-status", "command-result", "not-understood",
+        "register", "heartbeat", "hardware-changed", "shard-status", "job-status", "engines-changed",
+        "command-result", "not-understood",
     }  # fmt: skip
     assert set(DOWN) == {
-        "welcome", "refused", "start-shard", "drain-shard", "stop-shard", "forget-shard", "not-understood",
+        "welcome", "refused", "start-shard", "drain-shard", "stop-shard", "forget-shard", "run-job", "cancel-job", "not-understood",
     }  # fmt: skip
     assert json.loads(encode(Heartbeat(7))[4:]) == {"type": "heartbeat", "sequence": 7}
 

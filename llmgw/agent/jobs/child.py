@@ -60,25 +60,27 @@ async def run(
                 heard(said)
         await trio.lowlevel.wait_readable(pidfd)
     finally:
-        await _end(process, pidfd, grace_s())
+        wait_s = grace_s()
+        with trio.move_on_after(wait_s + 2 * _KILLED_S, shield=True):
+            await _end(process, pidfd, wait_s)
     return process.returncode if process.returncode is not None else -signal.SIGKILL
 
 
 async def _end(process: trio.Process, pidfd: int, grace_s: float) -> None:
     """Leave nothing of the group behind. Until its leader is reaped, the group's number is nobody else's."""
-    with trio.CancelScope(shield=True):
-        try:
-            if grace_s > 0:
-                _signal(process.pid, signal.SIGTERM)
-                with trio.move_on_after(grace_s):
-                    await trio.lowlevel.wait_readable(pidfd)
-            _signal(process.pid, signal.SIGKILL)
-            with trio.move_on_after(_KILLED_S):
-                await process.wait()
-        finally:
-            os.close(pidfd)
-            for stream in (process.stdin, process.stdout):
-                if stream is not None:
+    try:
+        if grace_s > 0:
+            _signal(process.pid, signal.SIGTERM)
+            with trio.move_on_after(grace_s):
+                await trio.lowlevel.wait_readable(pidfd)
+        _signal(process.pid, signal.SIGKILL)
+        with trio.move_on_after(_KILLED_S):
+            await process.wait()
+    finally:
+        os.close(pidfd)
+        for stream in (process.stdin, process.stdout):
+            if stream is not None:
+                with trio.CancelScope(shield=True):  # closing a pipe waits for nobody
                     await trio.aclose_forcefully(stream)
 
 

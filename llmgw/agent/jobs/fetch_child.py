@@ -319,7 +319,7 @@ class Fetcher:
         if isinstance(failed, errors.GatedRepoError) or code == 403:
             return FetchError(
                 f"{at} refuses {task.repository} {with_token}: it is gated",
-                "accept the model's terms on its page, and put that account's token into weights.token_file of agent.yaml",
+                "accept the model's terms on its page, and put a token of that account into weights.token_file",
             )
         if isinstance(failed, errors.RevisionNotFoundError):
             return FetchError(f"{task.repository} has no revision {task.revision}", "correct the profile's weights")

@@ -27,7 +27,7 @@ KEPT = 50
 
 @frozen
 class Record:
-    """What is to be done, how far it is, and the process that does it; ``boot_id`` is the boot that it was started in."""
+    """What is to be done, how far it is, and the process that does it, started in the boot ``boot_id``."""
 
     spec: JobSpec
     report: JobReport
