@@ -49,12 +49,12 @@ async def _main(config: AgentConfig) -> None:
             hardware.look_again()
 
     delegation = await trio.to_thread.run_sync(cgroup.delegated)
-    shards = Shards(config, shard_changed, time.time, hardware=hardware, delegation=delegation)
+    jobs = Jobs(Path(config.state_dir), NodeWorks(config), outbox.job, time.time)
+    shards = Shards(config, shard_changed, time.time, hardware=hardware, delegation=delegation, jobs=jobs)
 
     def inventory() -> Inventory:
         return hardware.inventory
 
-    jobs = Jobs(Path(config.state_dir), NodeWorks(config), outbox.job, time.time)
     dispatch = Dispatch(shards, epoch, inventory, jobs)
     dial = partial(connect, tls=config.tls, trust_domain=config.trust_domain)
     backoff = Backoff(random.Random())  # noqa: S311 - jitter, not a secret

@@ -10,26 +10,35 @@ from contextlib import suppress
 from pathlib import Path
 
 import trio
+from attrs import evolve
 
 from llmgw.agent import attempts, cgroup, logs, process, proctree, records
+from llmgw.agent.fetching import Fetching
 from llmgw.agent.hardware import Hardware
+from llmgw.agent.jobs.cache import Repository
+from llmgw.agent.jobs.runner import Jobs
 from llmgw.agent.proctree import PROC
 from llmgw.agent.records import Record
 from llmgw.agent.shard import Shard, adopted, begin, remaining
 from llmgw.agent.supervisor import DIAGNOSED_LINES, Supervisor
 from llmgw.discovery.host import boot_id
 from llmgw.discovery.interfaces import interface_of
-from llmgw.engines.base import ShardSpec
+from llmgw.engines.base import Launch, ShardSpec
 from llmgw.engines.diagnosis import Diagnosis, diagnose
 from llmgw.engines.registry import build
 from llmgw.errors import OperatorError
 from llmgw.hardware.inventory import Device, Fabric, Inventory
 from llmgw.link.messages import StartShard
+from llmgw.scheduler.jobs import Fetch
 from llmgw.scheduler.state import Exit, ShardReport, ShardState
 from llmgw.settings.daemon import Address, AgentConfig
+from llmgw.settings.sources import HubSource, allowed, hub_source
 from llmgw.telemetry.logging import logger
 
 _KEY_BYTES = 24
+_NOT_YET = "/not/fetched/yet"
+"""What stands for weights in a launch that is only checked."""
+
 _MARK_BYTES = 16
 _FIRST_LOOK_S = 1.0
 _SETTLE_S = 5.0
@@ -40,8 +49,8 @@ _SHIM_END_LOOK_S = 0.05
 class Shards:
     """The shards that run here or ended and are not forgotten. ``changed`` is called with each one that changes.
 
-    With ``hardware`` the memory of the devices is watched, and with ``delegation``, a cgroup of ours, each engine gets
-    one below it.
+    With ``jobs`` weights that are not here are fetched first. With ``hardware`` the memory of the devices is watched,
+    and with ``delegation``, a cgroup of ours, each engine gets one below it.
     """
 
     def __init__(
@@ -53,8 +62,10 @@ class Shards:
         hardware: Hardware | None = None,
         delegation: Path | None = None,
         proc: Path = PROC,
+        jobs: Jobs | None = None,
     ) -> None:
         self._config = config
+        self._jobs = jobs
         self._folder = Path(config.state_dir) / "shards"
         self._logs = Path(config.state_dir) / "logs"
         self._hardware = hardware
@@ -62,7 +73,7 @@ class Shards:
         self._proc = proc
         self._changed = changed
         self._clock = clock
-        self._known: dict[tuple[str, int], Supervisor] = {}
+        self._known: dict[tuple[str, int], Supervisor | Fetching] = {}
         self._nursery: trio.Nursery | None = None
         self._log = logger("shards")
 
@@ -70,12 +81,12 @@ class Shards:
         """What to say of every shard, by name."""
         return tuple(s.report() for _, s in sorted(self._known.items()))
 
-    def find(self, shard: str, generation: int) -> Supervisor | None:
+    def find(self, shard: str, generation: int) -> Supervisor | Fetching | None:
         """The supervisor of this start of this shard."""
         return self._known.get((shard, generation))
 
-    def alive(self) -> Iterable[Supervisor]:
-        """Those whose engine has not ended."""
+    def alive(self) -> Iterable[Supervisor | Fetching]:
+        """Those whose engine has not ended, or is to be started once its weights are here."""
         return [s for s in self._known.values() if not s.shard.state.ended]
 
     async def run(self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
@@ -111,7 +122,7 @@ class Shards:
         if end is None and await trio.to_thread.run_sync(_lives, folder, record):
             since = record.since or record.started
             shard = adopted(record.state, record.model, record.profile.limits, now, since, record.rank)
-            supervisor = self._add(folder, record, shard, adopted=True)
+            supervisor = self._add(folder, record, shard)
             supervisor.attach()
             if shard.state not in (ShardState.READY, ShardState.DRAINING):
                 # It may have become ready in the very moment in which the last agent died.
@@ -127,7 +138,7 @@ class Shards:
             return
         lines = await trio.to_thread.run_sync(logs.tail, folder, DIAGNOSED_LINES)
         shard = _past(record, end, diagnose(lines), now)
-        supervisor = self._add(folder, record, shard, adopted=True)
+        supervisor = self._add(folder, record, shard)
         supervisor.log_tail = lines[-logs.TAIL_LINES :]
         if await trio.to_thread.run_sync(supervisor.tracking.left):
             self._log.warning("an engine has ended and left processes behind", shard=record.shard, reason=shard.reason)
@@ -140,11 +151,14 @@ class Shards:
         supervisor.settled.set()
         self._log.warning("an engine has ended", shard=record.shard, reason=shard.reason)
 
-    def _add(self, folder: Path, record: Record, shard: Shard, *, adopted: bool) -> Supervisor:
-        supervisor = Supervisor(
+    def _supervisor(self, folder: Path, record: Record, shard: Shard, *, adopted: bool) -> Supervisor:
+        return Supervisor(
             folder, record, shard, self._on_change, self._clock,
             adopted=adopted, hardware=self._hardware, proc=self._proc,
         )  # fmt: skip
+
+    def _add(self, folder: Path, record: Record, shard: Shard) -> Supervisor:
+        supervisor = self._supervisor(folder, record, shard, adopted=True)
         self._known[supervisor.key] = supervisor
         return supervisor
 
@@ -191,6 +205,10 @@ class Shards:
             )
         devices = self._devices(command, inventory)
         self._refuse_held(devices, inventory)
+        source = hub_source(command.profile.weights)
+        if source is not None and not allowed(source, command.weights.sources):
+            raise OperatorError(str(source), "is not in weights.sources of the settings", "add it there")
+        local = await self._local(source)
         port = self._port()
         rendezvous = command.rendezvous
         fabric, interface = None, ""
@@ -201,7 +219,7 @@ class Shards:
                 rendezvous = Address(config.address, self._port(besides=port))
         spec = ShardSpec(
             model=command.model,
-            profile=command.profile,
+            profile=command.profile if source is None else evolve(command.profile, weights=local or _NOT_YET),
             devices=devices,
             install=install,
             host=config.address,
@@ -215,9 +233,16 @@ class Shards:
             addresses=command.addresses,
         )
         launch = build(spec)
+        record = self._record(command, spec, launch)
+        if source is not None and local is None:
+            await self._fetch(command, source, spec, record)
+        else:
+            await self._launch(record, launch)
+
+    def _record(self, command: StartShard, spec: ShardSpec, launch: Launch) -> Record:
         now = self._clock()
         mark = secrets.token_hex(_MARK_BYTES)
-        record = Record(
+        return Record(
             cluster=command.cluster,
             replica=command.replica,
             shard=command.shard,
@@ -226,8 +251,8 @@ class Shards:
             model=command.model,
             profile=command.profile,
             profile_digest=command.profile_digest,
-            devices=tuple(d.number for d in devices),
-            uuids=tuple(d.uuid for d in devices),
+            devices=tuple(d.number for d in spec.devices),
+            uuids=tuple(d.uuid for d in spec.devices),
             argv=launch.argv,
             host=launch.host,
             port=launch.port,
@@ -239,17 +264,57 @@ class Shards:
             started=now,
             api_key=launch.api_key,
             since=now,
-            rendezvous=rendezvous if command.rank == 0 else None,
+            rendezvous=spec.rendezvous if command.rank == 0 else None,
             launch=mark,
             cgroup=cgroup.path_for(self._delegation, command.shard, command.generation, mark),
         )
-        folder = records.folder_of(self._folder, command.shard, command.generation)
-        supervisor = self._add(
-            folder, record, begin(command.model, command.profile.limits, now, command.rank), adopted=False
-        )
+
+    async def _local(self, source: HubSource | None) -> str | None:
+        """Where weights of a hub are on this node, if they are here whole."""
+        if source is None:
+            return None
+        repository = Repository(Path(self._config.weights_cache), source.repository)
+        path = await trio.to_thread.run_sync(repository.complete, source.revision, source.file)
+        return None if path is None else str(path)
+
+    async def _fetch(self, command: StartShard, source: HubSource, spec: ShardSpec, record: Record) -> None:
+        """Let the shard wait for its weights; devices and ports are its own meanwhile."""
+        if self._jobs is None or self._nursery is None:
+            raise OperatorError(str(source), "is not on this node, and this agent fetches nothing")
+        rules = command.weights
+        job = await self._jobs.fetch(Fetch(str(source), rules.mirror, rules.offline), command.shard)
+        fetching = Fetching(record, job, lambda it: self._changed(it.report()), self._clock)
+        self._known[fetching.key] = fetching
+        self._changed(fetching.report())
+        self._nursery.start_soon(self._when_fetched, fetching, spec)
+
+    async def _when_fetched(self, fetching: Fetching, spec: ShardSpec) -> None:
+        assert self._jobs is not None
+        record, job = fetching.record, fetching.job
+        try:
+            fetched = await fetching.wait()
+        finally:
+            if fetching.shard.state.ended:
+                self._jobs.leave(job, record.shard)
+        if not fetched:
+            return
+        try:
+            launch = build(evolve(spec, profile=evolve(spec.profile, weights=job.report.result["path"])))
+            now = self._clock()
+            supervisor = await self._launch(evolve(record, argv=launch.argv, started=now, since=now), launch)
+            if fetching.stop_asked is not None:
+                supervisor.stop(*fetching.stop_asked)
+        except OperatorError as refused:
+            fetching.fail(f"{refused.thing}: {refused.reason}", refused.remedy)
+
+    async def _launch(self, record: Record, launch: Launch) -> Supervisor:
+        """Start the engine; from then on the shard has a supervisor."""
+        folder = records.folder_of(self._folder, record.shard, record.generation)
+        shard = begin(record.model, record.profile.limits, record.started, record.rank)
+        supervisor = self._supervisor(folder, record, shard, adopted=False)
         try:
             await trio.to_thread.run_sync(records.write, folder, record)
-            marks = proctree.marks(command.shard, command.generation, mark)
+            marks = proctree.marks(record.shard, record.generation, record.launch)
             env = process.environment(os.environ, launch.env, launch.secrets, marks)
             await process.spawn(folder, launch.argv, env, record.cgroup)
             supervisor.attach()
@@ -258,15 +323,15 @@ class Shards:
                     "its cgroup could not be made; it runs in ours", shard=record.shard, path=record.cgroup
                 )
         except OSError as failed:
-            del self._known[supervisor.key]
             raise OperatorError(str(folder), f"cannot be written: {failed.strerror}", "check the disk") from failed
         except OperatorError:
-            del self._known[supervisor.key]
             records.remove(folder)  # a few small files, and no checkpoint that could lose the error
             raise
+        self._known[supervisor.key] = supervisor
         self._changed(supervisor.report())
         if self._nursery is not None:
             self._nursery.start_soon(self._supervise, supervisor)
+        return supervisor
 
     def _devices(self, command: StartShard, inventory: Inventory) -> tuple[Device, ...]:
         """The devices that are meant. Raises :class:`OperatorError` for one that is not there."""
@@ -320,6 +385,9 @@ class Shards:
             return
         if not supervisor.shard.state.ended:
             raise OperatorError(f"shard {shard}", f"is {supervisor.shard.state.value}", "stop it first")
+        if isinstance(supervisor, Fetching):
+            del self._known[shard, generation]
+            return
         with trio.move_on_after(_SETTLE_S):
             await supervisor.settled.wait()
         # Its shim ends right after it wrote down how the engine ended.
