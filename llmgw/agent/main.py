@@ -17,6 +17,7 @@ from llmgw.agent import cgroup
 from llmgw.agent.dispatch import Dispatch
 from llmgw.agent.epoch import Epoch, EpochFile
 from llmgw.agent.hardware import Hardware
+from llmgw.agent.jobs.installs import Installs
 from llmgw.agent.jobs.runner import Jobs
 from llmgw.agent.jobs.works import NodeWorks
 from llmgw.agent.session import Link, Outbox
@@ -49,8 +50,12 @@ async def _main(config: AgentConfig) -> None:
             hardware.look_again()
 
     delegation = await trio.to_thread.run_sync(cgroup.delegated)
-    jobs = Jobs(Path(config.state_dir), NodeWorks(config), outbox.job, time.time)
-    shards = Shards(config, shard_changed, time.time, hardware=hardware, delegation=delegation, jobs=jobs)
+    installs = await trio.to_thread.run_sync(Installs, config)
+    works = NodeWorks(config, installs, lambda: trio.from_thread.run_sync(outbox.engines))
+    jobs = Jobs(Path(config.state_dir), works, outbox.job, time.time)
+    shards = Shards(
+        config, shard_changed, time.time, hardware=hardware, delegation=delegation, jobs=jobs, engines=installs.engine
+    )
 
     def inventory() -> Inventory:
         return hardware.inventory
@@ -58,7 +63,19 @@ async def _main(config: AgentConfig) -> None:
     dispatch = Dispatch(shards, epoch, inventory, jobs)
     dial = partial(connect, tls=config.tls, trust_domain=config.trust_domain)
     backoff = Backoff(random.Random())  # noqa: S311 - jitter, not a secret
-    link = Link(config, dial, shards.reports, dispatch, inventory, epoch, outbox, backoff, time.time, jobs=jobs.reports)
+    link = Link(
+        config,
+        dial,
+        shards.reports,
+        dispatch,
+        inventory,
+        epoch,
+        outbox,
+        backoff,
+        time.time,
+        jobs=jobs.reports,
+        installs=installs.listed,
+    )
     async with trio.open_nursery() as root:
         await root.start(_signals, root.cancel_scope)
         await root.start(shards.run)

@@ -31,7 +31,8 @@ from llmgw.hardware.inventory import Device, Fabric, Inventory
 from llmgw.link.messages import StartShard
 from llmgw.scheduler.jobs import Fetch
 from llmgw.scheduler.state import Exit, ShardReport, ShardState
-from llmgw.settings.daemon import Address, AgentConfig
+from llmgw.settings.catalog import EngineKind
+from llmgw.settings.daemon import Address, AgentConfig, EngineInstall
 from llmgw.settings.sources import HubSource, allowed, hub_source
 from llmgw.telemetry.logging import logger
 
@@ -63,8 +64,10 @@ class Shards:
         delegation: Path | None = None,
         proc: Path = PROC,
         jobs: Jobs | None = None,
+        engines: Callable[[EngineKind], EngineInstall | None] | None = None,
     ) -> None:
         self._config = config
+        self._engines = engines or config.engine
         self._jobs = jobs
         self._folder = Path(config.state_dir) / "shards"
         self._logs = Path(config.state_dir) / "logs"
@@ -196,12 +199,12 @@ class Shards:
         if self._nursery is None:
             raise OperatorError(command.shard, "the agent is stopping")
         config = self._config
-        install = config.engine(command.profile.engine)
+        install = self._engines(command.profile.engine)
         if install is None:
             raise OperatorError(
                 f"engine {command.profile.engine.value}",
                 f"is not installed on {config.id}",
-                f"add engines.{command.profile.engine.value} to agent.yaml",
+                f"add engines.{command.profile.engine.value} to agent.yaml, or install one with llmgw ctl install",
             )
         devices = self._devices(command, inventory)
         self._refuse_held(devices, inventory)
