@@ -10,10 +10,10 @@ from pathlib import Path
 import attrs
 import orjson
 
-from llmgw.agent.jobs.installs import Installs
 from llmgw.agent.jobs import fetch_child, install_child
 from llmgw.agent.jobs.child import Work
 from llmgw.agent.jobs.fetch_child import FetchTask
+from llmgw.agent.jobs.installs import Installs
 from llmgw.agent.process import environment
 from llmgw.errors import OperatorError
 from llmgw.scheduler.jobs import Fetch, Install, JobSpec
