@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable
+from contextlib import aclosing
 from typing import Any, Protocol
 
 import attrs
@@ -88,10 +89,11 @@ def _refused(status: int, reason: str, remedy: str) -> Response:
 
 async def _body(request: Request) -> bytes:
     body = b""
-    async for piece in request.stream():
-        body += piece
-        if len(body) > _MOST_BYTES:
-            raise OperatorError("the request", f"is larger than {_MOST_BYTES} bytes", "")
+    async with aclosing(request.stream()) as pieces:
+        async for piece in pieces:
+            body += piece
+            if len(body) > _MOST_BYTES:
+                raise OperatorError("the request", f"is larger than {_MOST_BYTES} bytes", "")
     return body
 
 

@@ -5,7 +5,8 @@ from __future__ import annotations
 import os
 import signal
 import subprocess
-from collections.abc import AsyncIterator, Callable, Mapping
+from collections.abc import AsyncGenerator, Callable, Mapping
+from contextlib import aclosing
 from pathlib import Path
 from typing import Any
 
@@ -51,13 +52,14 @@ async def run(
         start = start_time(process.pid)
         started(None if start is None else Known(process.pid, start))
         assert process.stdout is not None
-        async for line in _lines(process.stdout):
-            try:
-                said = orjson.loads(line)
-            except orjson.JSONDecodeError:
-                continue
-            if isinstance(said, dict):
-                heard(said)
+        async with aclosing(_lines(process.stdout)) as lines:
+            async for line in lines:
+                try:
+                    said = orjson.loads(line)
+                except orjson.JSONDecodeError:
+                    continue
+                if isinstance(said, dict):
+                    heard(said)
         await trio.lowlevel.wait_readable(pidfd)
     finally:
         wait_s = grace_s()
@@ -91,7 +93,7 @@ def _signal(group: int, number: int) -> None:
         return
 
 
-async def _lines(stream: trio.abc.ReceiveStream) -> AsyncIterator[bytes]:
+async def _lines(stream: trio.abc.ReceiveStream) -> AsyncGenerator[bytes, None]:
     """Whole lines; one that is too long is dropped."""
     buffer = bytearray()
     async for data in stream:
