@@ -16,7 +16,7 @@ from llmgw.agent.epoch import Epoch
 from llmgw.agent.session import Link, Outbox
 from llmgw.hardware.inventory import Inventory
 from llmgw.link.client import Backoff
-from llmgw.link.messages import CommandResult, ShardCommand, StartShard
+from llmgw.link.messages import Command, CommandResult, StartShard
 from llmgw.link.protocol import Role
 from llmgw.link.session import Session, open_session
 from llmgw.scheduler.state import ShardReport
@@ -57,7 +57,7 @@ class WatchedDispatch(Dispatch):
         super().__init__(runs, epoch, lambda: node.reading)
         self._node = node
 
-    async def run(self, command: ShardCommand) -> CommandResult:
+    async def run(self, command: Command) -> CommandResult:
         """Do one command."""
         self._node.carrying = command.epoch
         self._node.disturb()

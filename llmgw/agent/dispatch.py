@@ -9,7 +9,18 @@ from typing import Protocol
 from llmgw.agent.epoch import Epoch
 from llmgw.errors import OperatorError
 from llmgw.hardware.inventory import Inventory
-from llmgw.link.messages import CommandResult, DrainShard, ForgetShard, ShardCommand, StartShard, StopShard
+from llmgw.link.messages import (
+    CancelJob,
+    Command,
+    CommandResult,
+    DrainShard,
+    ForgetShard,
+    RunJob,
+    ShardCommand,
+    StartShard,
+    StopShard,
+)
+from llmgw.scheduler.jobs import JobSpec
 from llmgw.telemetry.logging import logger
 
 _REMEMBERED = 1000
@@ -43,17 +54,32 @@ class Runs(Protocol):
         ...
 
 
+class RunsJobs(Protocol):
+    """Who does jobs; see :class:`llmgw.agent.jobs.runner.Jobs`."""
+
+    async def start(self, spec: JobSpec) -> None:
+        """Begin a job. Raises :class:`OperatorError`."""
+        ...
+
+    def cancel(self, job: str, reason: str) -> None:
+        """End a job."""
+        ...
+
+
 class Dispatch:
     """Carries commands out. ``inventory`` is asked for the hardware as it is now."""
 
-    def __init__(self, shards: Runs, epoch: Epoch, inventory: Callable[[], Inventory]) -> None:
+    def __init__(
+        self, shards: Runs, epoch: Epoch, inventory: Callable[[], Inventory], jobs: RunsJobs | None = None
+    ) -> None:
         self._shards = shards
+        self._jobs = jobs
         self._epoch = epoch
         self._inventory = inventory
         self._results: OrderedDict[str, CommandResult] = OrderedDict()
         self._log = logger("dispatch")
 
-    async def run(self, command: ShardCommand) -> CommandResult:
+    async def run(self, command: Command) -> CommandResult:
         """Do one command and say how that went. Never raises for what a command asks."""
         if (known := self._results.get(command.command)) is not None:
             return known
@@ -71,7 +97,7 @@ class Dispatch:
             self._log.warning("command refused", command=command.command, reason=str(refused))
             result = CommandResult(command.command, False, f"{refused.thing}: {refused.reason}", refused.remedy)
         except OSError as failed:
-            where = failed.filename or f"shard {command.shard}"
+            where = failed.filename or command.command
             self._log.error("command failed", command=command.command, error=str(failed))
             remedy = "check the node's disk, memory and limit of open files"
             result = CommandResult(command.command, False, f"{where}: {failed.strerror}", remedy)
@@ -82,7 +108,20 @@ class Dispatch:
             self._results.popitem(last=False)
         return result
 
-    async def _carry_out(self, command: ShardCommand) -> None:
+    async def _carry_out(self, command: Command) -> None:
+        match command:
+            case RunJob() | CancelJob() if self._jobs is None:
+                raise OperatorError("jobs", "are not done by this agent")
+            case RunJob(job=job):
+                assert self._jobs is not None
+                await self._jobs.start(job)
+            case CancelJob(job=name, reason=reason):
+                assert self._jobs is not None
+                self._jobs.cancel(name, reason)
+            case _:
+                await self._shard(command)
+
+    async def _shard(self, command: ShardCommand) -> None:
         supervisor = self._shards.find(command.shard, command.generation)
         match command:
             case StartShard():

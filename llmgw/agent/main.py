@@ -17,6 +17,9 @@ from llmgw.agent import cgroup
 from llmgw.agent.dispatch import Dispatch
 from llmgw.agent.epoch import Epoch, EpochFile
 from llmgw.agent.hardware import Hardware
+from llmgw.agent.jobs.installs import Installs
+from llmgw.agent.jobs.runner import Jobs
+from llmgw.agent.jobs.works import NodeWorks
 from llmgw.agent.session import Link, Outbox
 from llmgw.agent.shards import Shards
 from llmgw.agent.weights import Weights
@@ -49,21 +52,39 @@ async def _main(config: AgentConfig) -> None:
             hardware.look_again()
 
     delegation = await trio.to_thread.run_sync(cgroup.delegated)
-    shards = Shards(config, shard_changed, time.time, hardware=hardware, delegation=delegation)
+    installs = await trio.to_thread.run_sync(Installs, config)
+    works = NodeWorks(config, installs, lambda: trio.from_thread.run_sync(outbox.engines))
+    jobs = Jobs(Path(config.state_dir), works, outbox.job, time.time)
+    shards = Shards(
+        config, shard_changed, time.time, hardware=hardware, delegation=delegation, jobs=jobs, engines=installs.engine
+    )
 
     def inventory() -> Inventory:
         return hardware.inventory
 
-    dispatch = Dispatch(shards, epoch, inventory)
+    dispatch = Dispatch(shards, epoch, inventory, jobs)
     dial = partial(connect, tls=config.tls, trust_domain=config.trust_domain)
     backoff = Backoff(random.Random())  # noqa: S311 - jitter, not a secret
     weights = Weights(config.weights_dir, hub_cache(os.environ), config.discovery.interval_s, outbox.weights)
     link = Link(
-        config, dial, shards.reports, dispatch, inventory, epoch, outbox, backoff, time.time, shards.loads, weights
+        config,
+        dial,
+        shards.reports,
+        dispatch,
+        inventory,
+        epoch,
+        outbox,
+        backoff,
+        time.time,
+        shards.loads,
+        weights,
+        jobs=jobs.reports,
+        installs=installs.listed,
     )
     async with trio.open_nursery() as root:
         await root.start(_signals, root.cancel_scope)
         await root.start(shards.run)
+        await root.start(jobs.run)
         # After the engines are adopted: a driver that hangs must not keep anybody from them.
         found = await hardware.read()
         root.start_soon(hardware.run)

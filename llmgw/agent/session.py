@@ -21,23 +21,29 @@ from llmgw.link.codec import Unknown, UnsendableError
 from llmgw.link.messages import (
     PROTOCOL,
     AgentMessage,
+    CancelJob,
+    Command,
     CommandResult,
     DrainShard,
+    EnginesChanged,
     ForgetShard,
     HardwareChanged,
     Heartbeat,
+    JobStatus,
     LookForWeights,
     NotUnderstood,
     Register,
-    ShardCommand,
+    RunJob,
     ShardStatus,
     StartShard,
     StopShard,
     Welcome,
 )
 from llmgw.link.session import LinkRefused, PeerGone, Session
+from llmgw.scheduler.jobs import Installed, JobReport
 from llmgw.scheduler.scale import EngineLoad
 from llmgw.scheduler.state import ShardReport
+from llmgw.settings.catalog import EngineKind
 from llmgw.settings.daemon import Address, AgentConfig
 from llmgw.telemetry.logging import logger
 
@@ -57,15 +63,37 @@ class LinkState:
     since: float
 
 
+@frozen
+class Taken:
+    """What there was to say, reports before results; and whether hardware, engines or weights are others by now."""
+
+    messages: tuple[ShardStatus | JobStatus | CommandResult | NotUnderstood, ...]
+    hardware: bool
+    engines: bool
+    weights: bool
+
+
 class Outbox:
     """What is to be said, newest first where it is about the same shard: a slow link must not pile up old news."""
 
     def __init__(self) -> None:
         self._reports: dict[tuple[str, int], ShardReport] = {}
         self._results: list[CommandResult | NotUnderstood] = []
+        self._jobs: dict[str, JobReport] = {}
+        self._engines = False
         self._hardware = False
         self._weights = False
         self._filled = trio.Event()
+
+    def job(self, report: JobReport) -> None:
+        """A job changed."""
+        self._jobs[report.id] = report
+        self._filled.set()
+
+    def engines(self) -> None:
+        """An engine was installed."""
+        self._engines = True
+        self._filled.set()
 
     def report(self, report: ShardReport) -> None:
         """A shard changed."""
@@ -91,31 +119,37 @@ class Outbox:
         """A registration says all of it."""
         self._reports.clear()
         self._results.clear()
-        self._hardware = self._weights = False
+        self._jobs.clear()
+        self._engines = self._hardware = self._weights = False
 
-    async def take(self) -> tuple[list[ShardStatus | CommandResult | NotUnderstood], bool, bool]:
-        """Wait for something to say, and take all of it, reports before results.
-
-        And whether the hardware changed, and whether weights were looked at.
-        """
-        while not (self._reports or self._results or self._hardware or self._weights):
+    async def take(self) -> Taken:
+        """Wait for something to say, and take all of it."""
+        while not (self._reports or self._jobs or self._results or self._hardware or self._engines or self._weights):
             await self._filled.wait()
             self._filled = trio.Event()
         self._filled = trio.Event()
-        taken: list[ShardStatus | CommandResult | NotUnderstood] = [ShardStatus(r) for r in self._reports.values()]
-        taken += self._results
-        hardware, self._hardware = self._hardware, False
-        weights, self._weights = self._weights, False
+        taken = Taken(
+            (
+                *(ShardStatus(r) for r in self._reports.values()),
+                *(JobStatus(r) for r in self._jobs.values()),
+                *self._results,
+            ),
+            hardware=self._hardware,
+            engines=self._engines,
+            weights=self._weights,
+        )
+        self._hardware = self._engines = self._weights = False
         self._reports.clear()
+        self._jobs.clear()
         self._results.clear()
-        return taken, hardware, weights
+        return taken
 
 
 class Link:
     """Keeps one session with a control plane, whichever of them will have us.
 
-    ``reports``, ``inventory`` and ``loads`` are asked for the shards, the hardware and the engines' work of now.
-    Without ``weights`` none are looked at.
+    ``reports``, ``inventory``, ``loads``, ``jobs`` and ``installs`` are asked for the shards, the hardware, the
+    engines' work, the jobs and the installed engines of now. Without ``weights`` none are looked at.
     """
 
     def __init__(
@@ -131,8 +165,13 @@ class Link:
         clock: Callable[[], float],
         loads: Callable[[], tuple[EngineLoad, ...]] = tuple,
         weights: Weights | None = None,
+        *,
+        jobs: Callable[[], tuple[JobReport, ...]] = tuple,
+        installs: Callable[[], tuple[Installed, ...]] = tuple,
     ) -> None:
         self._config = config
+        self._jobs = jobs
+        self._installs = installs
         self._dial = dial
         self._weights = weights
         self._reports = reports
@@ -204,8 +243,8 @@ class Link:
             epoch=welcome.epoch,
             version=welcome.version,
         )
-        commands: trio.MemorySendChannel[ShardCommand]
-        commands, to_do = trio.open_memory_channel[ShardCommand](math.inf)
+        commands: trio.MemorySendChannel[Command]
+        commands, to_do = trio.open_memory_channel[Command](math.inf)
         ended: PeerError | None = None
         async with trio.open_nursery() as nursery:
             nursery.start_soon(self._say, session, told)
@@ -227,17 +266,23 @@ class Link:
             boot_id=inventory.host.boot_id,
             address=self._config.address,
             inventory=inventory,
-            engines=tuple(e.kind for e in self._config.engines),
+            engines=self._kinds(),
             shards=self._reports(),
             epoch=self._epoch.highest,
+            jobs=self._jobs(),
+            installs=self._installs(),
             weights=None if self._weights is None else self._weights.found,
         )
 
-    async def _listen(self, session: Session, commands: trio.MemorySendChannel[ShardCommand]) -> None:
+    def _kinds(self) -> tuple[EngineKind, ...]:
+        kinds = {e.kind for e in self._config.engines} | {i.engine for i in self._installs() if i.current}
+        return tuple(k for k in EngineKind if k in kinds)
+
+    async def _listen(self, session: Session, commands: trio.MemorySendChannel[Command]) -> None:
         while True:
             message = await session.receive()
             match message:
-                case StartShard() | DrainShard() | StopShard() | ForgetShard():
+                case StartShard() | DrainShard() | StopShard() | ForgetShard() | RunJob() | CancelJob():
                     commands.send_nowait(message)
                 case LookForWeights(names=names) if self._weights is not None:
                     self._weights.ask(names)
@@ -248,7 +293,7 @@ class Link:
                 case _:
                     self._log.warning("unexpected message", kind=type(message).__name__)
 
-    async def _obey(self, to_do: trio.MemoryReceiveChannel[ShardCommand]) -> None:
+    async def _obey(self, to_do: trio.MemoryReceiveChannel[Command]) -> None:
         """One command at a time, in order; a start takes milliseconds, its engine's loading is not waited for."""
         async for command in to_do:
             self._outbox.result(await self._dispatch.run(command))
@@ -257,16 +302,18 @@ class Link:
         """Say what there is to say; ``told`` is the inventory that the control plane has."""
         sequence = 0
         while True:
-            taken, changed, looked = await self._outbox.take()
+            taken = await self._outbox.take()
             messages: list[AgentMessage] = []
+            if taken.engines:
+                messages.append(EnginesChanged(self._kinds(), self._installs()))
             now = self._inventory()
-            if changed and (delta := diff(told, now)) is not None:
+            if taken.hardware and (delta := diff(told, now)) is not None:
                 sequence += 1
                 told = now
                 # Before the reports: whose end is told there must not look like a stranger who holds memory.
                 messages.append(HardwareChanged(sequence, delta))
-            messages += taken
-            if looked and self._weights is not None:
+            messages += taken.messages
+            if taken.weights and self._weights is not None:
                 messages.append(self._weights.found)
             for message in messages:
                 try:

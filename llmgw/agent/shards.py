@@ -11,9 +11,13 @@ from contextlib import suppress
 from pathlib import Path
 
 import trio
+from attrs import evolve
 
 from llmgw.agent import attempts, cgroup, logs, process, proctree, records
+from llmgw.agent.fetching import Fetching
 from llmgw.agent.hardware import Hardware
+from llmgw.agent.jobs.cache import Repository
+from llmgw.agent.jobs.runner import Jobs
 from llmgw.agent.proctree import PROC
 from llmgw.agent.records import Record
 from llmgw.agent.shard import Shard, adopted, begin, remaining
@@ -26,12 +30,18 @@ from llmgw.engines.registry import build
 from llmgw.errors import OperatorError
 from llmgw.hardware.inventory import Device, Fabric, Inventory
 from llmgw.link.messages import StartShard
+from llmgw.scheduler.jobs import Fetch
 from llmgw.scheduler.scale import EngineLoad
 from llmgw.scheduler.state import Exit, ShardReport, ShardState
-from llmgw.settings.daemon import Address, AgentConfig
+from llmgw.settings.catalog import EngineKind
+from llmgw.settings.daemon import Address, AgentConfig, EngineInstall
+from llmgw.settings.sources import HubSource, allowed, hub_source
 from llmgw.telemetry.logging import logger
 
 _KEY_BYTES = 24
+_NOT_YET = "/not/fetched/yet"
+"""What stands for weights in a launch that is only checked."""
+
 _MARK_BYTES = 16
 _FIRST_LOOK_S = 1.0
 _SETTLE_S = 5.0
@@ -43,8 +53,8 @@ _SHIM_END_LOOK_S = 0.05
 class Shards:
     """The shards that run here or ended and are not forgotten. ``changed`` is called with each one that changes.
 
-    With ``hardware`` the memory of the devices is watched, and with ``delegation``, a cgroup of ours, each engine gets
-    one below it.
+    With ``jobs`` weights that are not here are fetched first. With ``hardware`` the memory of the devices is watched,
+    and with ``delegation``, a cgroup of ours, each engine gets one below it.
     """
 
     def __init__(
@@ -56,8 +66,12 @@ class Shards:
         hardware: Hardware | None = None,
         delegation: Path | None = None,
         proc: Path = PROC,
+        jobs: Jobs | None = None,
+        engines: Callable[[EngineKind], EngineInstall | None] | None = None,
     ) -> None:
         self._config = config
+        self._engines = engines or config.engine
+        self._jobs = jobs
         self._folder = Path(config.state_dir) / "shards"
         self._logs = Path(config.state_dir) / "logs"
         self._hardware = hardware
@@ -65,7 +79,7 @@ class Shards:
         self._proc = proc
         self._changed = changed
         self._clock = clock
-        self._known: dict[tuple[str, int], Supervisor] = {}
+        self._known: dict[tuple[str, int], Supervisor | Fetching] = {}
         self._nursery: trio.Nursery | None = None
         self._log = logger("shards")
 
@@ -76,15 +90,15 @@ class Shards:
     def loads(self) -> tuple[EngineLoad, ...]:
         """What the engines that serve said last of their work, by shard."""
         serving = (ShardState.READY, ShardState.DRAINING)
-        some = [(k, s.load) for k, s in self._known.items() if s.shard.state in serving and s.load is not None]
-        return tuple(load for _, load in sorted(some, key=lambda pair: pair[0]))
+        engines = (s for _, s in sorted(self._known.items()) if isinstance(s, Supervisor) and s.shard.state in serving)
+        return tuple(engine.load for engine in engines if engine.load is not None)
 
-    def find(self, shard: str, generation: int) -> Supervisor | None:
+    def find(self, shard: str, generation: int) -> Supervisor | Fetching | None:
         """The supervisor of this start of this shard."""
         return self._known.get((shard, generation))
 
-    def alive(self) -> Iterable[Supervisor]:
-        """Those whose engine has not ended."""
+    def alive(self) -> Iterable[Supervisor | Fetching]:
+        """Those whose engine has not ended, or is to be started once its weights are here."""
         return [s for s in self._known.values() if not s.shard.state.ended]
 
     async def run(self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
@@ -211,15 +225,19 @@ class Shards:
         if self._nursery is None:
             raise OperatorError(command.shard, "the agent is stopping")
         config = self._config
-        install = config.engine(command.profile.engine)
+        install = self._engines(command.profile.engine)
         if install is None:
             raise OperatorError(
                 f"engine {command.profile.engine.value}",
                 f"is not installed on {config.id}",
-                f"add engines.{command.profile.engine.value} to agent.yaml",
+                f"add engines.{command.profile.engine.value} to agent.yaml, or install one with llmgw ctl install",
             )
         devices = self._devices(command, inventory)
         self._refuse_held(devices, inventory)
+        source = hub_source(command.profile.weights)
+        if source is not None and not allowed(source, command.weights.sources):
+            raise OperatorError(str(source), "is not in weights.sources of the settings", "add it there")
+        local = await self._local(source)
         port = self._port()
         rendezvous = command.rendezvous
         fabric, interface = None, ""
@@ -230,7 +248,7 @@ class Shards:
                 rendezvous = Address(config.address, self._port(besides=port))
         spec = ShardSpec(
             model=command.model,
-            profile=command.profile,
+            profile=command.profile if source is None else evolve(command.profile, weights=local or _NOT_YET),
             devices=devices,
             install=install,
             host=config.address,
@@ -244,9 +262,16 @@ class Shards:
             addresses=command.addresses,
         )
         launch = build(spec)
+        record = self._record(command, spec, launch)
+        if source is not None and local is None:
+            await self._fetch(command, source, spec, record)
+        else:
+            await self._launch(record, launch)
+
+    def _record(self, command: StartShard, spec: ShardSpec, launch: Launch) -> Record:
         now = self._clock()
         mark = secrets.token_hex(_MARK_BYTES)
-        record = Record(
+        return Record(
             cluster=command.cluster,
             replica=command.replica,
             shard=command.shard,
@@ -255,8 +280,8 @@ class Shards:
             model=command.model,
             profile=command.profile,
             profile_digest=command.profile_digest,
-            devices=tuple(d.number for d in devices),
-            uuids=tuple(d.uuid for d in devices),
+            devices=tuple(d.number for d in spec.devices),
+            uuids=tuple(d.uuid for d in spec.devices),
             argv=launch.argv,
             host=launch.host,
             port=launch.port,
@@ -268,29 +293,69 @@ class Shards:
             started=now,
             api_key=launch.api_key,
             since=now,
-            rendezvous=rendezvous if command.rank == 0 else None,
+            rendezvous=spec.rendezvous if command.rank == 0 else None,
             launch=mark,
             cgroup=cgroup.path_for(self._delegation, command.shard, command.generation, mark),
         )
-        folder = records.folder_of(self._folder, command.shard, command.generation)
-        supervisor = self._add(
-            folder, record, begin(command.model, command.profile.limits, now, command.rank), adopted=False
-        )
-        marks = proctree.marks(command.shard, command.generation, mark)
-        env = process.environment(os.environ, launch.env, launch.secrets, marks)
+
+    async def _local(self, source: HubSource | None) -> str | None:
+        """Where weights of a hub are on this node, if they are here whole."""
+        if source is None:
+            return None
+        repository = Repository(Path(self._config.weights_cache), source.repository)
+        path = await trio.to_thread.run_sync(repository.complete, source.revision, source.file)
+        return None if path is None else str(path)
+
+    async def _fetch(self, command: StartShard, source: HubSource, spec: ShardSpec, record: Record) -> None:
+        """Let the shard wait for its weights; devices and ports are its own meanwhile."""
+        if self._jobs is None or self._nursery is None:
+            raise OperatorError(str(source), "is not on this node, and this agent fetches nothing")
+        rules = command.weights
+        job = await self._jobs.fetch(Fetch(str(source), rules.mirror, rules.offline), command.shard)
+        fetching = Fetching(record, job, lambda it: self._changed(it.report()), self._clock)
+        self._known[fetching.key] = fetching
+        self._changed(fetching.report())
+        self._nursery.start_soon(self._when_fetched, fetching, spec)
+
+    async def _when_fetched(self, fetching: Fetching, spec: ShardSpec) -> None:
+        assert self._jobs is not None
+        record, job = fetching.record, fetching.job
         try:
-            await self._launch(supervisor, launch, env)
+            fetched = await fetching.wait()
+        finally:
+            if fetching.shard.state.ended:
+                self._jobs.leave(job, record.shard)
+        if not fetched:
+            return
+        try:
+            launch = build(evolve(spec, profile=evolve(spec.profile, weights=job.report.result["path"])))
+            now = self._clock()
+            supervisor = await self._launch(evolve(record, argv=launch.argv, started=now, since=now), launch)
+            if fetching.stop_asked is not None:
+                supervisor.stop(*fetching.stop_asked)
+        except OperatorError as refused:
+            fetching.fail(f"{refused.thing}: {refused.reason}", refused.remedy)
+
+    async def _launch(self, record: Record, launch: Launch) -> Supervisor:
+        """Start the engine; from then on the shard has a supervisor. Raises :class:`OperatorError`."""
+        folder = records.folder_of(self._folder, record.shard, record.generation)
+        shard = begin(record.model, record.profile.limits, record.started, record.rank)
+        before = self._known.get((record.shard, record.generation))
+        supervisor = self._add(folder, record, shard, adopted=False)
+        try:
+            await self._spawn(supervisor, launch)
         except trio.Cancelled:
             # Only before anything was started: the launch itself is shielded.
-            del self._known[supervisor.key]
+            self._put_back(supervisor, before)
             raise
         except OperatorError as failed:
             if _given_up(folder):
-                del self._known[supervisor.key]
+                self._put_back(supervisor, before)
                 raise
             self._log.warning("its shim takes long, and is waited for", shard=record.shard, reason=failed.reason)
         self._changed(supervisor.report())
         self._watch(supervisor)
+        return supervisor
 
     def _watch(self, supervisor: Supervisor) -> None:
         if self._nursery is not None:
@@ -298,9 +363,17 @@ class Shards:
         else:
             supervisor.let_go()  # the agent has stopped meanwhile
 
-    async def _launch(self, supervisor: Supervisor, launch: Launch, env: dict[str, str]) -> None:
+    def _put_back(self, supervisor: Supervisor, before: Supervisor | Fetching | None) -> None:
+        if before is None:
+            del self._known[supervisor.key]
+        else:
+            self._known[supervisor.key] = before
+
+    async def _spawn(self, supervisor: Supervisor, launch: Launch) -> None:
         """Write the record, then start the shim. Raises :class:`OperatorError`."""
         folder, record = supervisor.folder, supervisor.record
+        marks = proctree.marks(record.shard, record.generation, record.launch)
+        env = process.environment(os.environ, launch.env, launch.secrets, marks)
         try:
             await trio.to_thread.run_sync(records.write, folder, record)
             await trio.to_thread.run_sync(records.write_files, folder, launch.files)
@@ -363,6 +436,9 @@ class Shards:
             return
         if not supervisor.shard.state.ended:
             raise OperatorError(f"shard {shard}", f"is {supervisor.shard.state.value}", "stop it first")
+        if isinstance(supervisor, Fetching):
+            del self._known[shard, generation]
+            return
         with trio.move_on_after(_SETTLE_S):
             await supervisor.settled.wait()
         # Its shim ends right after it wrote down how the engine ended.

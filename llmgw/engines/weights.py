@@ -2,6 +2,8 @@
 
 * ``/models/llama`` is that path, ``./llama``, ``llama`` and anything that ends in ``.gguf`` are below the node's
   ``weights_dir``; none may lead out of it;
+* ``hf:org/name@revision`` is fetched by the agent before the engine is started (:mod:`llmgw.settings.sources`): by then
+  it is a path;
 * ``org/name`` is a repository, which the engine finds in its cache or fetches (llama.cpp takes files only: there it is
   a path as well).
 """
@@ -15,6 +17,7 @@ from attrs import frozen
 from llmgw.errors import OperatorError
 from llmgw.settings.catalog import EngineKind
 from llmgw.settings.paths import below
+from llmgw.settings.sources import PREFIX
 
 _REPOSITORY = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*/[A-Za-z0-9][A-Za-z0-9._-]*")
 
@@ -29,6 +32,8 @@ class Weights:
 
 def weights_of(text: str, kind: EngineKind, weights_dir: str) -> Weights:
     """Resolve a profile's ``weights``. Raises :class:`OperatorError` when they lead out of ``weights_dir``."""
+    if text.startswith(PREFIX):
+        raise OperatorError(f"weights {text}", "are not on this node", "let the agent fetch them first")
     repository = not text.startswith("/") and _REPOSITORY.fullmatch(text) and not text.endswith(".gguf")
     if repository and kind is not EngineKind.LLAMACPP:
         return Weights(text, False)

@@ -20,16 +20,20 @@ from cattrs.v import format_exception
 from llmgw.errors import LlmgwError, PeerError
 from llmgw.link.messages import (
     AgentMessage,
+    CancelJob,
     CommandResult,
     DrainShard,
+    EnginesChanged,
     ForgetShard,
     HardwareChanged,
     Heartbeat,
+    JobStatus,
     LookForWeights,
     Message,
     NotUnderstood,
     Refused,
     Register,
+    RunJob,
     ServerMessage,
     ShardStatus,
     StartShard,
@@ -50,6 +54,8 @@ UP: Mapping[str, type[AgentMessage]] = MappingProxyType(
         "hardware-changed": HardwareChanged,
         "weights-found": WeightsFound,
         "shard-status": ShardStatus,
+        "job-status": JobStatus,
+        "engines-changed": EnginesChanged,
         "command-result": CommandResult,
         "not-understood": NotUnderstood,
     }
@@ -65,6 +71,8 @@ DOWN: Mapping[str, type[ServerMessage]] = MappingProxyType(
         "drain-shard": DrainShard,
         "stop-shard": StopShard,
         "forget-shard": ForgetShard,
+        "run-job": RunJob,
+        "cancel-job": CancelJob,
         "not-understood": NotUnderstood,
     }
 )

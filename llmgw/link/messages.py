@@ -6,10 +6,12 @@ from attrs import frozen
 
 from llmgw.hardware.delta import InventoryDelta
 from llmgw.hardware.inventory import Inventory
+from llmgw.scheduler.jobs import Installed, JobReport, JobSpec
 from llmgw.scheduler.scale import EngineLoad
 from llmgw.scheduler.state import ShardReport
 from llmgw.settings.catalog import EngineKind, Profile
 from llmgw.settings.daemon import Address
+from llmgw.settings.document import NOTHING_FETCHED, WeightsRules
 from llmgw.settings.weight_facts import WeightFacts
 
 PROTOCOL = 1
@@ -29,8 +31,9 @@ class Register:
     """Up, first on every connection: all that the control plane needs to know of the node.
 
     ``epoch`` is the highest epoch that the agent ever saw; ``address`` is where the router reaches the
-    node's engines. ``shards`` are all shards that are running or whose end was not yet acknowledged. ``weights`` is
-    ``None`` from an agent that does not look at any.
+    node's engines. ``shards`` are all shards that are running or whose end was not yet acknowledged, ``jobs`` those
+    that run and the last ones that ended, ``installs`` the engines with their versions. ``weights`` is ``None`` from an
+    agent that does not look at any.
     """
 
     protocol: int
@@ -43,6 +46,8 @@ class Register:
     shards: tuple[ShardReport, ...]
     epoch: int
     weights: WeightsFound | None = None
+    jobs: tuple[JobReport, ...] = ()
+    installs: tuple[Installed, ...] = ()
 
 
 @frozen
@@ -69,6 +74,21 @@ class ShardStatus:
     """Up, whenever a shard's state, reason or progress changes."""
 
     report: ShardReport
+
+
+@frozen
+class JobStatus:
+    """Up, whenever a job's state, step or progress changes."""
+
+    report: JobReport
+
+
+@frozen
+class EnginesChanged:
+    """Up, when an engine was installed: all that the node has now."""
+
+    engines: tuple[EngineKind, ...]
+    installs: tuple[Installed, ...]
 
 
 @frozen
@@ -113,7 +133,7 @@ class StartShard:
 
     ``uuids`` say which devices are meant: the agent may have numbered them anew meanwhile. Over several nodes
     ``fabric`` is the label of the network between them, ``addresses`` has each rank's node, and ranks above 0 meet
-    rank 0 at ``rendezvous``.
+    rank 0 at ``rendezvous``. ``weights`` says what may be fetched, and from where.
     """
 
     command: str
@@ -131,6 +151,7 @@ class StartShard:
     fabric: str | None = None
     rendezvous: Address | None = None
     addresses: tuple[str, ...] = ()
+    weights: WeightsRules = NOTHING_FETCHED
 
 
 @frozen
@@ -174,13 +195,44 @@ class LookForWeights:
 
 
 @frozen
+class RunJob:
+    """Down: begin a job. One whose id is known already is left as it is."""
+
+    command: str
+    epoch: int
+    job: JobSpec
+
+
+@frozen
+class CancelJob:
+    """Down: end a job; one that has ended is left as it is."""
+
+    command: str
+    epoch: int
+    job: str
+    reason: str
+
+
+@frozen
 class NotUnderstood:
     """Either way: a message of this tag is unknown here; the sender carries on without it."""
 
     tag: str
 
 
-AgentMessage = Register | Heartbeat | HardwareChanged | WeightsFound | ShardStatus | CommandResult | NotUnderstood
-ServerMessage = Welcome | Refused | LookForWeights | StartShard | DrainShard | StopShard | ForgetShard | NotUnderstood
+AgentMessage = (
+    Register
+    | Heartbeat
+    | HardwareChanged
+    | WeightsFound
+    | ShardStatus
+    | JobStatus
+    | EnginesChanged
+    | CommandResult
+    | NotUnderstood
+)
 ShardCommand = StartShard | DrainShard | StopShard | ForgetShard
+JobCommand = RunJob | CancelJob
+Command = ShardCommand | JobCommand
+ServerMessage = Welcome | Refused | LookForWeights | Command | NotUnderstood
 Message = AgentMessage | ServerMessage

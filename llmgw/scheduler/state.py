@@ -14,6 +14,7 @@ from types import MappingProxyType
 from attrs import field, frozen
 
 from llmgw.hardware.inventory import Inventory
+from llmgw.scheduler.jobs import Installed
 from llmgw.scheduler.memory import Learned
 from llmgw.scheduler.scale import Demand, Scale
 from llmgw.settings.catalog import EngineKind, Model, Profile
@@ -175,8 +176,9 @@ class Replica:
 class Node:
     """A node as the control plane sees it: its last registration, and how long it has been silent.
 
-    ``heard`` is when it was heard last; ``labels`` and ``taints`` are what the settings say of it. ``weights`` are
-    those of the catalog that it has, and of ``looking`` it was asked and has not answered.
+    ``installs`` are its engines with their versions; ``heard`` is when it was heard last; ``labels`` and ``taints`` are
+    what the settings say of it. ``weights`` are those of the catalog that it has, and of ``looking`` it was asked and
+    has not answered.
     """
 
     id: str
@@ -189,6 +191,7 @@ class Node:
     engines: tuple[EngineKind, ...] = ()
     reports: tuple[ShardReport, ...] = ()
     version: str = ""
+    installs: tuple[Installed, ...] = ()
     heard: float = 0.0
     labels: Mapping[str, str] = field(default=_NO_LABELS, hash=False)
     taints: tuple[str, ...] = ()

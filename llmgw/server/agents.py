@@ -13,15 +13,18 @@ from llmgw.errors import OperatorError, PeerError
 from llmgw.link.codec import Unknown, UnsendableError
 from llmgw.link.messages import (
     PROTOCOL,
+    Command,
     CommandResult,
+    EnginesChanged,
     ForgetShard,
     HardwareChanged,
     Heartbeat,
+    JobStatus,
     LookForWeights,
     NotUnderstood,
     Register,
+    RunJob,
     ServerMessage,
-    ShardCommand,
     ShardStatus,
     StartShard,
     WeightsFound,
@@ -29,6 +32,7 @@ from llmgw.link.messages import (
 )
 from llmgw.link.session import Session
 from llmgw.server.cluster import Cluster
+from llmgw.server.jobs import Jobs
 from llmgw.store.api import NodeRow, Store
 from llmgw.telemetry.logging import logger
 
@@ -44,7 +48,7 @@ class _NodeSession:
     session: Session
     boot_id: str
     replaced: trio.CancelScope
-    sent: dict[str, ShardCommand] = field(factory=dict)
+    sent: dict[str, Command] = field(factory=dict)
     again: dict[str, float] = field(factory=dict)
     hardware: int = 0
     queue: list[ServerMessage] = field(factory=list)
@@ -58,14 +62,15 @@ class _NodeSession:
 class Agents:
     """Sessions by node. Commands are level-triggered: what a session did not carry is sent by a later pass."""
 
-    def __init__(self, cluster: Cluster, store: Store, clock: Callable[[], float]) -> None:
+    def __init__(self, cluster: Cluster, store: Store, clock: Callable[[], float], jobs: Jobs | None = None) -> None:
+        self._jobs = jobs
         self._cluster = cluster
         self._store = store
         self._clock = clock
         self._sessions: dict[str, _NodeSession] = {}
         self._log = logger("agents")
 
-    def dispatch(self, node: str, commands: Iterable[ShardCommand]) -> None:
+    def dispatch(self, node: str, commands: Iterable[Command]) -> None:
         """Queue what this node's session was not yet sent; without a session nothing happens."""
         known = self._sessions.get(node)
         if known is None:
@@ -112,6 +117,8 @@ class Agents:
                         heartbeat_s=self._cluster.settings.liveness.heartbeat_s,
                     )
                 )
+                if self._jobs is not None:
+                    self.dispatch(node, await self._jobs.registered(node, register.jobs))
                 async with trio.open_nursery() as nursery:
                     nursery.start_soon(self._send, mine)
                     reason = await self._receive(node, mine)
@@ -165,7 +172,13 @@ class Agents:
                         state=report.state.value, reason=report.reason,
                     )  # fmt: skip
                     row = self._cluster.report(node, report)
+                case JobStatus(report=report):
+                    if self._jobs is not None:
+                        await self._jobs.reported(node, report)
+                case EnginesChanged():
+                    row = self._cluster.engines(node, message)
                 case CommandResult():
+                    await self._job_result(mine, message)
                     row = self._result(node, mine, message, now)
                 case NotUnderstood(tag=tag):
                     self._log.warning("agent does not understand a message", node=node, tag=tag)
@@ -188,6 +201,11 @@ class Agents:
             await self._store.save_node(row)
         except OperatorError as failed:
             self._log.error("a node's report is not stored", node=row.id, error=str(failed))
+
+    async def _job_result(self, mine: _NodeSession, result: CommandResult) -> None:
+        command = mine.sent.get(result.command)
+        if self._jobs is not None and isinstance(command, RunJob) and not result.accepted:
+            await self._jobs.refused(command.job.id, result.reason, result.remedy)
 
     def _result(self, node: str, mine: _NodeSession, result: CommandResult, now: float) -> NodeRow | None:
         command = mine.sent.get(result.command)

@@ -12,7 +12,7 @@ from types import MappingProxyType
 from attrs import evolve, frozen
 
 from llmgw.hardware.delta import InventoryDelta, apply
-from llmgw.link.messages import Register, StartShard, WeightsFound
+from llmgw.link.messages import EnginesChanged, Register, StartShard, WeightsFound
 from llmgw.router.wire import Load
 from llmgw.scheduler.explain import Outcome, Unplaced
 from llmgw.scheduler.learn import lesson
@@ -89,6 +89,7 @@ class Cluster:
             reports=message.shards,
             last_heard=now,
             weights=self._merged(message.node, message.weights or WeightsFound((), ())),
+            installs=message.installs,
         )
         self._weights.registered(row.id, message.weights)
         self._rows[row.id] = row
@@ -135,6 +136,12 @@ class Cluster:
                     self._learned[key] = new
                     changed.append(new)
         return tuple(changed)
+
+    def engines(self, node: str, message: EnginesChanged) -> NodeRow:
+        """An engine was installed on the node."""
+        self._rows[node] = evolve(self._rows[node], engines=message.engines, installs=message.installs)
+        self._woken()
+        return self._rows[node]
 
     def report(self, node: str, report: ShardReport) -> NodeRow:
         """A shard changed. A report of an older generation does not displace a newer one."""
@@ -188,6 +195,10 @@ class Cluster:
     def silent_since(self, row: NodeRow) -> float:
         """From when on a node's silence counts: not before our own start, for until then nobody could be heard."""
         return max(row.last_heard, self.started)
+
+    def nodes(self) -> tuple[str, ...]:
+        """Every node that ever registered."""
+        return tuple(sorted(self._rows))
 
     def row(self, node: str) -> NodeRow | None:
         """The node's row as it would be stored."""
@@ -273,6 +284,7 @@ class Cluster:
             taints=rules.taints,
             weights=row.weights,
             looking=self._weights.looking(row.id, now),
+            installs=row.installs,
         )
 
 

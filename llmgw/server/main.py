@@ -23,6 +23,7 @@ from llmgw.router.table import Table
 from llmgw.router.worker import RouterWorker
 from llmgw.server.agents import Agents
 from llmgw.server.cluster import Cluster, remembered
+from llmgw.server.jobs import Jobs
 from llmgw.server.reconcile import Reconciler
 from llmgw.server.registry import table
 from llmgw.server.settings_file import SettingsFile
@@ -96,7 +97,12 @@ class Server:
         metrics = ControlPlaneMetrics()
         cluster = await remembered(self._store, settings, started, lambda: reconciler.wake())
         router = RouterWorker(Path(self._config.state_dir), self._config.router, self._config.log)
-        agents = Agents(cluster, self._store, time.time)
+        jobs = Jobs(
+            self._store, cluster.epoch, lambda: cluster.settings, cluster.nodes,
+            lambda node, commands: agents.dispatch(node, commands), time.time,
+        )  # fmt: skip
+        await jobs.load()
+        agents = Agents(cluster, self._store, time.time, jobs)
         reconciler = Reconciler(cluster, self._store, agents, router.push, time.time, metrics, int(started))
         status = Status(cluster, self._store, router, metrics, revision, __version__, time.time)
         listener = listen_admin(self._config.admin.listen)
@@ -110,7 +116,7 @@ class Server:
                 # The router starts before the link: an adopted one gets its table from what the store remembers.
                 router.on_load(lambda load: cluster.loaded(load, time.time()))
                 await services.start(router.run)
-                await services.start(serve_admin, app(status, token), listener)
+                await services.start(serve_admin, app(status, token, jobs), listener)
                 async with trio.open_nursery() as control:
                     if control_plane:
                         control.start_soon(reconciler.run)

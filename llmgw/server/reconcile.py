@@ -25,6 +25,7 @@ from llmgw.server.agents import Agents
 from llmgw.server.cluster import Cluster
 from llmgw.server.registry import table
 from llmgw.settings.digest import profile_digest
+from llmgw.settings.document import NOTHING_FETCHED, WeightsRules
 from llmgw.store.api import PassRecord, Store
 from llmgw.telemetry.logging import logger
 from llmgw.telemetry.metrics import ControlPlaneMetrics
@@ -35,7 +36,9 @@ TICK_S = 5.0
 _STORE_RETRY_S = 2.0
 
 
-def messages(commands: Iterable[Command], cluster: str, epoch: int) -> dict[str, list[ShardCommand]]:
+def messages(
+    commands: Iterable[Command], cluster: str, epoch: int, weights: WeightsRules = NOTHING_FETCHED
+) -> dict[str, list[ShardCommand]]:
     """The messages that carry out these commands, by node.
 
     A command's id says all that makes it what it is, so that the same command of a later pass is known.
@@ -61,6 +64,7 @@ def messages(commands: Iterable[Command], cluster: str, epoch: int) -> dict[str,
                         fabric=replica.fabric,
                         rendezvous=rendezvous,
                         addresses=addresses,
+                        weights=weights,
                     )
                 )
             case DrainCommand(node=node, shard=shard, generation=generation, reason=reason):
@@ -170,7 +174,7 @@ class Reconciler:
         self._cluster.apply(outcome)
         self._publish(now)
         for by_node in (
-            messages(outcome.commands, self._cluster.id, self._cluster.epoch),
+            messages(outcome.commands, self._cluster.id, self._cluster.epoch, self._cluster.settings.weights),
             forgets(state, outcome, self._cluster.epoch),
         ):
             for name, commands in by_node.items():

@@ -133,6 +133,18 @@ class EngineInstall:
 
 
 @frozen
+class WeightsConfig:
+    """Where this node keeps weights that it fetches: ``cache``, in huggingface_hub's layout, may be shared with other
+    nodes and programs; empty is ``hub`` in the state folder. ``token_file`` has the hub's token, 0600. ``reserve_gib``
+    always stays free on the cache's disk.
+    """
+
+    cache: str = ""
+    token_file: str = ""
+    reserve_gib: float = 10.0
+
+
+@frozen
 class AgentConfig:
     """``agent.yaml``. ``address`` is where the router reaches this node's engines.
 
@@ -151,8 +163,14 @@ class AgentConfig:
     trust_domain: str = "llmgw.local"
     discovery: Discovery = Discovery()
     fabrics: tuple[FabricRule, ...] = ()
+    weights: WeightsConfig = WeightsConfig()
     engines: tuple[EngineInstall, ...] = ()
     log: Log = Log()
+
+    @property
+    def weights_cache(self) -> str:
+        """Where fetched weights are."""
+        return self.weights.cache or f"{self.state_dir}/hub"
 
     def engine(self, kind: EngineKind) -> EngineInstall | None:
         """The install of this kind of engine, if the node has one."""

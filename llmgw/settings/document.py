@@ -39,6 +39,22 @@ class NodeRules:
     taints: tuple[str, ...] = ()
 
 
+@frozen
+class WeightsRules:
+    """What nodes may fetch: ``sources`` are ``hf:org/name``, or ``hf:org/*`` for all of an organisation.
+
+    ``mirror`` is the address that is asked instead of the hub's own; with ``offline`` nothing is asked, and what is in
+    a node's cache must do. Paths need no rule: they are used where they are.
+    """
+
+    sources: tuple[str, ...] = ()
+    mirror: str = ""
+    offline: bool = False
+
+
+NOTHING_FETCHED = WeightsRules()
+"""The rules where nothing may be fetched."""
+
 _NO_NODES: Mapping[str, NodeRules] = MappingProxyType({})
 _NO_QUOTAS: Mapping[str, Mapping[str, int]] = MappingProxyType({})
 
@@ -65,6 +81,7 @@ class Settings:
     liveness: Liveness = Liveness()
     nodes: Mapping[str, NodeRules] = field(default=_NO_NODES, hash=False)
     quotas: Mapping[str, Mapping[str, int]] = field(default=_NO_QUOTAS, hash=False)
+    weights: WeightsRules = WeightsRules()
 
     def model(self, name: str) -> Model | None:
         """The model of this name, if the catalog has it."""

@@ -36,7 +36,7 @@ _KEYS: Mapping[type, tuple[frozenset[str], frozenset[str]]] = {
 _TOP_KEYS = {
     "server": frozenset({"settings", "admin", "link"}),
     "agent": frozenset({"id", "control_planes", "address", "ports", "discovery", "fabrics", "engines", "weights_dir"}),
-    "settings": frozenset({"models", "liveness", "nodes", "quotas"}),
+    "settings": frozenset({"models", "liveness", "nodes", "quotas", "weights"}),
 }
 
 
@@ -225,6 +225,11 @@ def load_agent(text: str, file: str, folder: str) -> AgentConfig:
         config,
         state_dir=resolve(config.state_dir, folder),
         weights_dir=resolve(config.weights_dir, folder),
+        weights=attrs.evolve(
+            config.weights,
+            cache=resolve(config.weights.cache, folder) if config.weights.cache else "",
+            token_file=resolve(config.weights.token_file, folder) if config.weights.token_file else "",
+        ),
         tls=_tls(config.tls, folder),
         discovery=attrs.evolve(config.discovery, root=resolve(config.discovery.root, folder)),
         fabrics=tuple(f for f in fabrics if f is not None),

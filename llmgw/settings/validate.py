@@ -14,9 +14,9 @@ import attrs
 
 from llmgw.hardware.fabric import FabricRule
 from llmgw.hardware.gpu import compute_capability
-from llmgw.settings.catalog import Model, Profile
+from llmgw.settings.catalog import EngineKind, Model, Profile
 from llmgw.settings.daemon import Address, AgentConfig, ServerConfig
-from llmgw.settings.document import Liveness, RouterSettings, Settings
+from llmgw.settings.document import Liveness, RouterSettings, Settings, WeightsRules
 from llmgw.settings.faults import Path
 from llmgw.settings.memory import memory_faults
 from llmgw.settings.profile_rules import (
@@ -30,6 +30,7 @@ from llmgw.settings.profile_rules import (
     mig,
     quantized,
 )
+from llmgw.settings.sources import PREFIX, allowed, hub_source, is_rule
 
 _ADAPTER = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,63}(?::[0-9]{1,3})?")
 NODE_ID = re.compile(r"[A-Za-z0-9](?:[A-Za-z0-9._-]{0,62}[A-Za-z0-9])?")
@@ -60,6 +61,13 @@ def settings_faults(settings: Settings) -> Iterator[Rule]:
         for index, taint in enumerate(rules.taints):
             if not NODE_ID.fullmatch(taint):
                 yield ("nodes", name, "taints", index), f"{taint!r} is not a taint", "use letters, digits and . _ -"
+    yield from _at(("weights",), _weights(settings.weights))
+    for model in settings.models:
+        for index, profile in enumerate(model.profiles):
+            source = hub_source(profile.weights)
+            if source is not None and not allowed(source, settings.weights.sources):
+                where: Path = ("models", model.name, "profiles", index, "weights")
+                yield where, f"{source} is not in weights.sources", f"add {PREFIX}{source.repository} there"
     groups = {m.group for m in settings.models if m.group}
     for group, classes in settings.quotas.items():
         if group not in groups:
@@ -70,6 +78,16 @@ def settings_faults(settings: Settings) -> Iterator[Rule]:
                 yield ("quotas", group, name), "is not a device class", "see llmgw agent inventory; such as h100-80g"
             if most < 0:
                 yield ("quotas", group, name), f"expected at least 0, found {most}", ""
+
+
+def _weights(rules: WeightsRules) -> Iterator[Rule]:
+    for index, rule in enumerate(rules.sources):
+        if not is_rule(rule):
+            yield ("sources", index), f"{rule!r} is not a source", "write hf:org/name, or hf:org/* for all of it"
+    if rules.mirror:
+        parts = urlsplit(rules.mirror)
+        if parts.scheme not in ("http", "https") or not parts.hostname or parts.username or parts.query:
+            yield ("mirror",), f"{rules.mirror} is not the address of a mirror", "such as https://hf-mirror.example"
 
 
 def _model(model: Model) -> Iterator[Rule]:
@@ -137,6 +155,7 @@ def profile_faults(profile: Profile) -> Iterator[Rule]:
         yield ("name",), "is not a profile name", "use up to 64 letters, digits and . _ -"
     if not profile.weights.strip() or profile.weights.startswith("-"):
         yield ("weights",), "is not a path or repository", "name a folder, a file, or org/repository"
+    yield from _hub(profile)
     if not profile.device_class:
         yield ("device_class",), "is empty", "name at least one class, such as h100-80g; see llmgw agent inventory"
     for index, name in enumerate(profile.device_class):
@@ -168,6 +187,17 @@ def profile_faults(profile: Profile) -> Iterator[Rule]:
         value = getattr(profile.limits, limit.name)
         if value <= 0:
             yield ("limits", limit.name), f"expected more than 0 seconds, found {value:g}", ""
+
+
+def _hub(profile: Profile) -> Iterator[Rule]:
+    if not profile.weights.startswith(PREFIX):
+        return
+    source = hub_source(profile.weights)
+    if source is None:
+        hint = "write hf:org/name, hf:org/name@revision or hf:org/name@revision:file.gguf"
+        yield ("weights",), f"{profile.weights} names nothing on a hub", hint
+    elif profile.engine is EngineKind.LLAMACPP and not source.file.endswith(".gguf"):
+        yield ("weights",), "names no file, and llama.cpp takes files only", f"such as {source}:model-q4.gguf"
 
 
 def _endpoint(url: str) -> Iterator[Rule]:
@@ -262,6 +292,8 @@ def agent_faults(config: AgentConfig) -> Iterator[Rule]:
     for name in ("interval_s", "timeout_s"):
         if getattr(config.discovery, name) <= 0:
             yield ("discovery", name), f"expected more than 0 seconds, found {getattr(config.discovery, name):g}", ""
+    if config.weights.reserve_gib < 0:
+        yield ("weights", "reserve_gib"), f"expected at least 0, found {config.weights.reserve_gib:g}", ""
     for rule in config.fabrics:
         yield from _at(("fabrics", rule.label), _fabric(rule))
     for engine in config.engines:

@@ -14,6 +14,7 @@ from attrs import field, frozen
 
 from llmgw.hardware.inventory import Inventory
 from llmgw.scheduler.explain import Decision, Unplaced
+from llmgw.scheduler.jobs import Installed, JobReport, JobSpec
 from llmgw.scheduler.memory import Learned
 from llmgw.scheduler.scale import Scale
 from llmgw.scheduler.state import Replica, ShardReport
@@ -45,6 +46,22 @@ class NodeRow:
     reports: tuple[ShardReport, ...]
     last_heard: float
     weights: tuple[WeightFacts, ...] = ()
+    installs: tuple[Installed, ...] = ()
+
+
+@frozen
+class JobRow:
+    """A job with its node and what was last said of it.
+
+    ``seen`` says that the node has said something of it, ``cancel`` why it is wanted no more, empty while it is.
+    ``spec`` is missing where a node began it by itself.
+    """
+
+    node: str
+    report: JobReport
+    spec: JobSpec | None = None
+    seen: bool = False
+    cancel: str = ""
 
 
 @frozen
@@ -108,6 +125,14 @@ class Store(Protocol):
 
     async def save_learned(self, rows: Iterable[Learned]) -> None:
         """Write these in place of what was known of the same profiles and classes; the oldest of very many go."""
+        ...
+
+    async def jobs(self) -> tuple[JobRow, ...]:
+        """The jobs that are remembered, oldest first."""
+        ...
+
+    async def save_job(self, row: JobRow) -> None:
+        """Write a job's row whole; of those that have ended only the newest are kept."""
         ...
 
     async def replicas(self) -> tuple[tuple[Replica, ...], int]:

@@ -70,6 +70,12 @@ STEPS: tuple[str, ...] = (
         PRIMARY KEY (digest, device_class)
     ) STRICT, WITHOUT ROWID;
     """,
+    """
+    CREATE TABLE job (
+        id TEXT PRIMARY KEY, row TEXT NOT NULL, started REAL NOT NULL, ended INTEGER NOT NULL
+    ) STRICT;
+    CREATE INDEX job_by_age ON job (ended, started);
+    """,
 )
 """Step n takes the schema from version n to n + 1. A step that was ever released is never changed."""
 

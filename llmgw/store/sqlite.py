@@ -19,13 +19,14 @@ from llmgw.scheduler.memory import Learned
 from llmgw.scheduler.scale import Scale
 from llmgw.scheduler.state import Replica
 from llmgw.store import learned
-from llmgw.store.api import NodeRow, PassRecord, SettingsRevision, StoredDecision
+from llmgw.store.api import JobRow, NodeRow, PassRecord, SettingsRevision, StoredDecision
 from llmgw.store.rows import from_text, to_text
 from llmgw.store.schema import APPLICATION_ID, STEPS, VERSION
 
 _Result = TypeVar("_Result")
 
 _KEPT_PASSES = 5000
+_KEPT_JOBS = 1000
 _CLOSE_S = 5.0
 
 
@@ -199,6 +200,30 @@ class SqliteStore:
     async def save_learned(self, rows: Iterable[Learned]) -> None:
         """Write these."""
         await self._write(lambda connection: learned.write(connection, rows))
+
+    async def jobs(self) -> tuple[JobRow, ...]:
+        """The jobs that are remembered."""
+
+        def work(connection: sqlite3.Connection) -> tuple[JobRow, ...]:
+            found = connection.execute("SELECT row FROM job ORDER BY started, id")
+            return tuple(from_text(text, JobRow) for (text,) in found)
+
+        return await self._read(work)
+
+    async def save_job(self, row: JobRow) -> None:
+        """Write a job's row whole, and drop the oldest that have ended."""
+        text, job = to_text(row), row.report
+
+        def work(connection: sqlite3.Connection) -> None:
+            values = (job.id, text, job.started, int(job.state.ended))
+            connection.execute("INSERT OR REPLACE INTO job VALUES (?, ?, ?, ?)", values)
+            connection.execute(
+                "DELETE FROM job WHERE id IN"
+                " (SELECT id FROM job WHERE ended = 1 ORDER BY started DESC LIMIT -1 OFFSET ?)",
+                (_KEPT_JOBS,),
+            )
+
+        await self._write(work)
 
     async def replicas(self) -> tuple[tuple[Replica, ...], int]:
         """The replica rows, and the serial number of the next one."""

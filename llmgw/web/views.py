@@ -107,6 +107,17 @@ def _node(node: Node, holders: dict[int, str], *, held: bool) -> Json:
         "labels": dict(node.labels),
         "taints": list(node.taints),
         "engines": [e.value for e in node.engines],
+        "installs": [
+            {
+                "engine": i.engine.value,
+                "name": i.name,
+                "version": i.version,
+                "path": i.path,
+                "says": i.says,
+                "current": i.current,
+            }
+            for i in node.installs
+        ],
         "devices": [
             _device(d, holders.get(d.number)) | {"unusable": unusable(d, seen)} for d in node.inventory.devices
         ],

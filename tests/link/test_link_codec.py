@@ -39,10 +39,12 @@ def test_what_is_sent_is_what_arrives(message: object) -> None:
 
 def test_tags_are_what_other_versions_expect() -> None:
     assert set(UP) == {
-        "register", "heartbeat", "hardware-changed", "weights-found", "shard-status", "command-result", "not-understood",
+        "register", "heartbeat", "hardware-changed", "weights-found", "shard-status", "job-status", "engines-changed",
+        "command-result", "not-understood",
     }  # fmt: skip
     assert set(DOWN) == {
-        "welcome", "refused", "look-for-weights", "start-shard", "drain-shard", "stop-shard", "forget-shard", "not-understood",
+        "welcome", "refused", "look-for-weights", "start-shard", "drain-shard", "stop-shard", "forget-shard", "run-job",
+        "cancel-job", "not-understood",
     }  # fmt: skip
     assert json.loads(encode(Heartbeat(7))[4:]) == {"type": "heartbeat", "sequence": 7, "loads": []}
 

@@ -1,0 +1,141 @@
+"""The admin API's routes for jobs: what they are, and how one is begun and cancelled."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable
+from contextlib import aclosing
+from typing import Any, Protocol
+
+import attrs
+import cattrs
+import orjson
+from attrs import frozen
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.routing import Route
+
+from llmgw.errors import OperatorError
+from llmgw.scheduler.jobs import Install, way
+from llmgw.settings.convert import strict_converter
+from llmgw.store.api import JobRow
+from llmgw.web.source import Source
+
+_MOST_BYTES = 2 * 1024 * 1024
+_CONVERTER = strict_converter(forbid_unknown=True)
+
+Answer = Callable[[Request], Awaitable[Any]]
+Guard = Callable[[Answer], Callable[[Request], Awaitable[Response]]]
+
+
+class Jobs(Protocol):
+    """Who knows the jobs; see :class:`llmgw.server.jobs.Jobs`. Refusals are :class:`OperatorError`."""
+
+    def rows(self) -> tuple[JobRow, ...]: ...
+
+    def row(self, job: str) -> JobRow: ...
+
+    async def fetch(self, node: str, what: str, *, update: bool = False) -> tuple[JobRow, ...]: ...
+
+    async def install(self, node: str, install: Install) -> JobRow: ...
+
+    async def cancel(self, job: str, reason: str) -> JobRow: ...
+
+
+@frozen
+class FetchRequest:
+    """``weights`` is a name on a hub, or a model's name for all of its weights."""
+
+    weights: str
+    update: bool = False
+
+
+@frozen
+class JobRequest:
+    """The body of ``POST /api/v1/jobs``: where, and one of the two."""
+
+    node: str
+    fetch: FetchRequest | None = None
+    install: Install | None = None
+
+
+def job_view(row: JobRow, now: float) -> dict[str, Any]:
+    """One job as JSON; the text of a lock file is not in it."""
+    job = row.report
+    return {
+        "id": job.id,
+        "node": row.node,
+        "kind": job.kind.value,
+        "subject": job.subject,
+        "state": job.state.value,
+        "reason": job.reason,
+        "says": way(job, now),
+        "remedy": job.remedy,
+        "started": job.started,
+        "since": job.since,
+        "steps": [attrs.asdict(step) for step in job.steps],
+        "done_bytes": job.done_bytes,
+        "total_bytes": job.total_bytes,
+        "ends_at": job.ends_at,
+        "attempt": job.attempt,
+        "result": dict(job.result),
+        "cancel": row.cancel,
+    }
+
+
+def _refused(status: int, reason: str, remedy: str) -> Response:
+    body = orjson.dumps({"error": {"reason": reason, "remedy": remedy}})
+    return Response(body, status, {"cache-control": "no-store"}, "application/json")
+
+
+async def _body(request: Request) -> bytes:
+    body = b""
+    async with aclosing(request.stream()) as pieces:
+        async for piece in pieces:
+            body += piece
+            if len(body) > _MOST_BYTES:
+                raise OperatorError("the request", f"is larger than {_MOST_BYTES} bytes", "")
+    return body
+
+
+def job_routes(jobs: Jobs, source: Source, guarded: Guard) -> list[Route]:
+    """``GET`` and ``POST /api/v1/jobs``, ``GET /api/v1/jobs/ID``, ``POST /api/v1/jobs/ID/cancel``."""
+
+    def view(*rows: JobRow) -> list[dict[str, Any]]:
+        return [job_view(row, source.now()) for row in rows]
+
+    async def every(_request: Request) -> Any:
+        return {"jobs": view(*jobs.rows())}
+
+    async def one(request: Request) -> Any:
+        try:
+            return {"jobs": view(jobs.row(request.path_params["job"]))}
+        except OperatorError as unknown:
+            return _refused(404, f"{unknown.thing} {unknown.reason}", unknown.remedy)
+
+    async def begin(request: Request) -> Any:
+        try:
+            asked = _CONVERTER.structure(orjson.loads(await _body(request)), JobRequest)
+            if asked.fetch is not None and asked.install is None:
+                return {"jobs": view(*await jobs.fetch(asked.node, asked.fetch.weights, update=asked.fetch.update))}
+            if asked.install is not None and asked.fetch is None:
+                return {"jobs": view(await jobs.install(asked.node, asked.install))}
+        except orjson.JSONDecodeError:
+            return _refused(400, "the body is no JSON", "")
+        except cattrs.BaseValidationError as wrong:
+            return _refused(400, "; ".join(cattrs.transform_error(wrong))[:500], "see the documentation of jobs")
+        except OperatorError as refused:
+            return _refused(400, f"{refused.thing}: {refused.reason}", refused.remedy)
+        return _refused(400, "name either fetch or install", "")
+
+    async def cancel(request: Request) -> Any:
+        try:
+            return {"jobs": view(await jobs.cancel(request.path_params["job"], "cancelled by an operator"))}
+        except OperatorError as unknown:
+            return _refused(404, f"{unknown.thing} {unknown.reason}", unknown.remedy)
+
+    return [
+        Route("/api/v1/jobs", guarded(every), methods=["GET"]),
+        Route("/api/v1/jobs", guarded(begin), methods=["POST"]),
+        Route("/api/v1/jobs/{job}", guarded(one), methods=["GET"]),
+        Route("/api/v1/jobs/{job}/cancel", guarded(cancel), methods=["POST"]),
+    ]
