@@ -272,9 +272,10 @@ class Fetcher:
 
     def _bar(self, name: str) -> Any:
         """What huggingface_hub takes for a progress bar: it counts the bytes, and raises once they shall end."""
-        from huggingface_hub import utils
+        import huggingface_hub.utils
 
-        base: Any = vars(utils)["tqdm"]
+        hub: Any = huggingface_hub.utils  # it has the class, and its types do not say so
+        base: Any = hub.tqdm
         fetcher = self
         fetcher._got[name] = 0
 
