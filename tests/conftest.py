@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
+import pytest
+import structlog
 from hypothesis import HealthCheck, settings
 
 # How fast inputs are made says how busy the machine is, not whether the code is right.
@@ -10,3 +14,11 @@ _PATIENT = [HealthCheck.too_slow]
 settings.register_profile("usual", deadline=None, suppress_health_check=_PATIENT)
 settings.register_profile("long", max_examples=2000, deadline=None, suppress_health_check=_PATIENT)
 settings.load_profile("usual")
+
+
+@pytest.fixture(autouse=True)
+def _usual_logging() -> Iterator[None]:
+    """A test that starts a whole daemon sets up logging for the process; the next one has it as it was."""
+    yield
+    structlog.reset_defaults()
+    structlog.contextvars.clear_contextvars()

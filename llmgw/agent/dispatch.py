@@ -66,6 +66,16 @@ class RunsJobs(Protocol):
         ...
 
 
+def _subject(command: Command) -> str:
+    match command:
+        case RunJob(job=job):
+            return f"job {job.id}"
+        case CancelJob(job=name):
+            return f"job {name}"
+        case _:
+            return f"shard {command.shard}"
+
+
 class Dispatch:
     """Carries commands out. ``inventory`` is asked for the hardware as it is now."""
 
@@ -97,7 +107,7 @@ class Dispatch:
             self._log.warning("command refused", command=command.command, reason=str(refused))
             result = CommandResult(command.command, False, f"{refused.thing}: {refused.reason}", refused.remedy)
         except OSError as failed:
-            where = failed.filename or command.command
+            where = failed.filename or _subject(command)
             self._log.error("command failed", command=command.command, error=str(failed))
             remedy = "check the node's disk, memory and limit of open files"
             result = CommandResult(command.command, False, f"{where}: {failed.strerror}", remedy)

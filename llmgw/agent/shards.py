@@ -248,7 +248,7 @@ class Shards:
                 rendezvous = Address(config.address, self._port(besides=port))
         spec = ShardSpec(
             model=command.model,
-            profile=command.profile if source is None else evolve(command.profile, weights=local or _NOT_YET),
+            profile=command.profile,
             devices=devices,
             install=install,
             host=config.address,
@@ -260,6 +260,7 @@ class Shards:
             interface=interface,
             fabric=fabric,
             addresses=command.addresses,
+            fetched=None if source is None else local or _NOT_YET,
         )
         launch = build(spec)
         record = self._record(command, spec, launch)
@@ -328,7 +329,7 @@ class Shards:
         if not fetched:
             return
         try:
-            launch = build(evolve(spec, profile=evolve(spec.profile, weights=job.report.result["path"])))
+            launch = build(evolve(spec, fetched=job.report.result["path"]))
             now = self._clock()
             supervisor = await self._launch(evolve(record, argv=launch.argv, started=now, since=now), launch)
             if fetching.stop_asked is not None:

@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from attrs import field, frozen
 
 from llmgw.engines.nccl import nccl_env
+from llmgw.engines.weights import Weights, weights_of
 from llmgw.errors import OperatorError
 from llmgw.hardware.inventory import Device, Fabric
 from llmgw.settings.catalog import Profile
@@ -20,7 +21,8 @@ class ShardSpec:
     ``devices`` are the node's devices in placement order; ``host`` and ``port`` is where the engine's API
     listens; ``weights_dir`` is what weights resolve under; ``api_key`` goes to the engine by environment or file,
     never by argument. Over several nodes the ranks meet at ``rendezvous`` on rank 0's node, find each other over this
-    node's ``interface`` and exchange data over its ``fabric``.
+    node's ``interface`` and exchange data over its ``fabric``. ``fetched`` is where the agent put weights of a hub,
+    which need not be below ``weights_dir``.
     """
 
     model: str
@@ -36,6 +38,14 @@ class ShardSpec:
     interface: str = ""
     fabric: Fabric | None = None
     addresses: tuple[str, ...] = ()
+    fetched: str | None = None
+
+    @property
+    def weights(self) -> Weights:
+        """What the engine is told of its weights. Raises :class:`OperatorError` when they lead out of the folder."""
+        if self.fetched is not None:
+            return Weights(self.fetched, True)
+        return weights_of(self.profile.weights, self.profile.engine, self.weights_dir)
 
     @property
     def meeting(self) -> Address:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from llmgw.engines.base import Launch, ShardSpec, cuda_env
-from llmgw.engines.weights import weights_of
 from llmgw.settings.catalog import Task
 
 _TASK = {Task.GENERATE: (), Task.EMBED: ("--embeddings",), Task.RERANK: ("--rerank",)}
@@ -16,7 +15,7 @@ def launch(spec: ShardSpec) -> Launch:
     it notice within a second that a client has gone, and end streams promptly when it is stopped.
     """
     profile = spec.profile
-    weights = weights_of(profile.weights, profile.engine, spec.weights_dir)
+    weights = spec.weights
     argv = [
         *spec.install.command,
         "--model", weights.name,

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from llmgw.engines.base import Launch, ShardSpec, rank_env
-from llmgw.engines.weights import adapter_path, weights_of
+from llmgw.engines.weights import adapter_path
 from llmgw.settings.catalog import EngineKind, Task
 from llmgw.settings.engine_flags import surely_has
 
@@ -22,7 +22,7 @@ def launch(spec: ShardSpec) -> Launch:
     none: they take it on the command line only, where every user of the node can read it.
     """
     profile = spec.profile
-    weights = weights_of(profile.weights, profile.engine, spec.weights_dir)
+    weights = spec.weights
     by_file = spec.rank == 0 and surely_has(EngineKind.SGLANG, "--config", spec.install.version)
     api_key = spec.api_key if by_file else None
     argv = [

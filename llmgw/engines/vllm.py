@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from llmgw.engines.base import Launch, ShardSpec, rank_env
-from llmgw.engines.weights import adapter_path, weights_of
+from llmgw.engines.weights import adapter_path
 from llmgw.settings.catalog import EngineKind, Task
 from llmgw.settings.engine_flags import surely_has
 
@@ -17,7 +17,7 @@ def launch(spec: ShardSpec) -> Launch:
     nowhere else.
     """
     profile = spec.profile
-    weights = weights_of(profile.weights, profile.engine, spec.weights_dir)
+    weights = spec.weights
     argv = [*spec.install.command, weights.name, "--served-model-name", spec.model]
     if spec.rank == 0:
         argv += ["--host", spec.host, "--port", str(spec.port)]

@@ -45,7 +45,8 @@ def asked(hub: Hub, name: str = "m-1.0", sources: tuple[str, ...] = ("hf:org/*",
 
 class Node:
     def __init__(self, folder: Path) -> None:
-        settings = evolve(config(folder), weights=WeightsConfig(reserve_gib=0.0))
+        # What is fetched is not below the folder of what is not.
+        settings = evolve(config(folder), weights=WeightsConfig(reserve_gib=0.0), weights_dir="/models")
         self.said: list[ShardReport] = []
         self.jobs = Jobs(folder, NodeWorks(settings), lambda _: None, time.time)
         self.shards = Shards(settings, self.said.append, time.time, jobs=self.jobs)

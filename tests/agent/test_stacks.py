@@ -46,6 +46,9 @@ async def test_every_thread_and_what_py_spy_says(tmp_path: Path) -> None:
     engine.write_text("#!/bin/sh\n")
     engine.chmod(0o755)
     with hanging() as member:
+        with trio.fail_after(5):
+            while any(stat.read_text().split()[2] != "S" for stat in Path(f"/proc/{member.pid}/task").glob("*/stat")):
+                await trio.sleep(0.01)
         await stacks.keep(tmp_path, [member, Member(2**22 + 1, 1, "gone")], [str(engine), "serve"])
         said = (tmp_path / "stacks.txt").read_text()
         assert f"== pid {member.pid} VLLM::Worker_TP1: {tmp_path}/bin/py-spy dump" in said

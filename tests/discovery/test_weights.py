@@ -39,7 +39,8 @@ def test_a_folder_with_an_index(tmp_path: Path) -> None:
     folder(tmp_path / "m", config__json=CONFIG, model__safetensors__index__json=index)
     wanted = WeightFacts("m", 1000, "model.safetensors.index.json", cache=SHAPE)
     assert facts("m", tmp_path) == wanted
-    assert facts(f"{tmp_path}/m", NOWHERE) == WeightFacts(**{**wanted_fields(wanted), "name": f"{tmp_path}/m"})
+    assert facts(f"{tmp_path}/m", NOWHERE) is None, "it is not below the node's weights_dir"
+    assert facts(f"{tmp_path}/m", Path("/")) == WeightFacts(**{**wanted_fields(wanted), "name": f"{tmp_path}/m"})
 
 
 def wanted_fields(of: WeightFacts) -> dict[str, object]:
