@@ -30,13 +30,16 @@ def test_to_zero_and_back_for_a_request_that_waits_for_it(prepared: System) -> N
     def ready() -> int:
         return sum(r["state"] == "ready" for r in prepared.run.replicas())
 
+    def kinds() -> list[str]:
+        return [d["kind"] for d in prepared.run.api("decisions")["decisions"]]
+
     prepared.until("the node", lambda: prepared.run.node_state() == "connected")
-    prepared.until("nobody to have asked for it", lambda: prepared.run.replicas() == [])
+    prepared.until("nobody to have asked for it", lambda: "scale" in kinds())
+    prepared.until("nothing to run", lambda: prepared.run.replicas() == [])
     first = prepared.stream(60)
     assert ready() == 1, "it was started for the request, which waited"
     more = [prepared.stream(60) for _ in range(4)]
     prepared.until("a second one", lambda: len(prepared.run.replicas()) == 2)
     assert len({first.result(), *(stream.result() for stream in more)}) == 1, "the same request, the same answer"
     prepared.until("everything to be idle again", lambda: prepared.run.replicas() == [], 40)
-    kinds = [d["kind"] for d in prepared.run.api("decisions")["decisions"]]
-    assert kinds.count("scale") >= 4
+    assert kinds().count("scale") >= 4
