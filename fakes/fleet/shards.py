@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import trio
 from attrs import define
 
-from llmgw.agent.shard import (
+from llmgw.agent.events import (
     Action,
     DrainAsked,
     Ended,
@@ -17,16 +17,14 @@ from llmgw.agent.shard import (
     Observation,
     Probed,
     Progressed,
-    Shard,
     StacksKept,
     StopAsked,
     Terminate,
     Tick,
     Worked,
-    adopted,
-    begin,
-    step,
 )
+from llmgw.agent.lifecycle import step
+from llmgw.agent.shard import Shard, adopted, begin
 from llmgw.errors import OperatorError
 from llmgw.hardware.inventory import Device, Inventory
 from llmgw.link.messages import StartShard

@@ -5,8 +5,8 @@ from __future__ import annotations
 import trio
 from attrs import frozen
 
+from llmgw.agent.events import Probed
 from llmgw.agent.records import Record
-from llmgw.agent.shard import Probed
 from llmgw.engines.activity import Activity, activity
 from llmgw.router.http1 import MAX_HEAD_BYTES, BadMessage, ChunkDecoder, parse_response
 

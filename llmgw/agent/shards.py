@@ -14,13 +14,14 @@ import trio
 from attrs import evolve
 
 from llmgw.agent import attempts, cgroup, logs, process, proctree, records
+from llmgw.agent.ending import remaining
 from llmgw.agent.fetching import Fetching
 from llmgw.agent.hardware import Hardware
 from llmgw.agent.jobs.cache import Repository
 from llmgw.agent.jobs.runner import Jobs
 from llmgw.agent.proctree import PROC
 from llmgw.agent.records import Record
-from llmgw.agent.shard import Shard, adopted, begin, remaining
+from llmgw.agent.shard import Shard, adopted, begin
 from llmgw.agent.supervisor import DIAGNOSED_LINES, Supervisor
 from llmgw.discovery.host import boot_id
 from llmgw.discovery.interfaces import interface_of

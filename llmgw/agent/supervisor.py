@@ -1,4 +1,4 @@
-"""One shard's supervisor: feeds what it sees to :mod:`llmgw.agent.shard`, and does what that says.
+"""One shard's supervisor: feeds what it sees to :mod:`llmgw.agent.lifecycle`, and does what that says.
 
 Cancelling it lets go of the engine, which goes on serving. Only a stop that was asked for ends an engine.
 """
@@ -12,12 +12,7 @@ import trio
 from attrs import evolve
 
 from llmgw.agent import logs, records
-from llmgw.agent.hardware import Hardware
-from llmgw.agent.probe import probe, work_of
-from llmgw.agent.process import Grip, Handle, Known
-from llmgw.agent.proctree import PROC
-from llmgw.agent.records import Record
-from llmgw.agent.shard import (
+from llmgw.agent.events import (
     Action,
     DrainAsked,
     Ended,
@@ -27,13 +22,18 @@ from llmgw.agent.shard import (
     KillRemains,
     Observation,
     Progressed,
-    Shard,
     StopAsked,
     Terminate,
     Tick,
     Worked,
-    step,
 )
+from llmgw.agent.hardware import Hardware
+from llmgw.agent.lifecycle import step
+from llmgw.agent.probe import probe, work_of
+from llmgw.agent.process import Grip, Handle, Known
+from llmgw.agent.proctree import PROC
+from llmgw.agent.records import Record
+from llmgw.agent.shard import Shard
 from llmgw.agent.tracking import Tracking
 from llmgw.engines.diagnosis import diagnose
 from llmgw.engines.progress import progress

@@ -1,6 +1,6 @@
 """A shard's processes seen from outside, for its supervisor: who they are, what they read, hold and listen on.
 
-Feeds what it sees to :mod:`llmgw.agent.shard`, as the supervisor does with what the engine says of itself.
+Feeds what it sees to :mod:`llmgw.agent.lifecycle`, as the supervisor does with what the engine says of itself.
 """
 
 from __future__ import annotations
@@ -12,10 +12,11 @@ from pathlib import Path
 import trio
 
 from llmgw.agent import cgroup, listeners, memory, proctree, records, stacks
+from llmgw.agent.ending import STACKS_S
+from llmgw.agent.events import Crippled, Ended, Exposed, Observation, Read, Remains, StacksKept
 from llmgw.agent.hardware import Hardware
 from llmgw.agent.proctree import PROC, Member
 from llmgw.agent.records import Record
-from llmgw.agent.shard import STACKS_S, Crippled, Ended, Exposed, Observation, Read, Remains, StacksKept
 from llmgw.hardware.inventory import Inventory
 from llmgw.scheduler.state import ShardState
 from llmgw.telemetry.logging import logger
@@ -210,7 +211,7 @@ class Tracking:
     async def clear(self, end: Ended) -> None:
         """Return when nothing of an ended engine lives or holds memory of its devices; until then say what does.
 
-        :mod:`llmgw.agent.shard` bounds it: the caller is cancelled when that gives up.
+        :mod:`llmgw.agent.ending` bounds it: the caller is cancelled when that gives up.
         """
         wait_s, began = _FIRST_LOOK_S, trio.current_time()
         read_at = None

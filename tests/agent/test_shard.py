@@ -3,11 +3,8 @@ from __future__ import annotations
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from llmgw.agent.shard import (
-    CLEAR_S,
-    NEXT,
-    READ_STEP,
-    STACKS_S,
+from llmgw.agent.ending import CLEAR_S, STACKS_S, remaining
+from llmgw.agent.events import (
     Crippled,
     DrainAsked,
     Ended,
@@ -26,11 +23,9 @@ from llmgw.agent.shard import (
     Terminate,
     Tick,
     Worked,
-    adopted,
-    begin,
-    remaining,
-    step,
 )
+from llmgw.agent.lifecycle import READ_STEP, step
+from llmgw.agent.shard import NEXT, adopted, begin
 from llmgw.scheduler.state import Exit, ShardState
 from llmgw.settings.catalog import Limits
 

@@ -18,8 +18,8 @@ from attrs import evolve
 
 from fakes.machines import MACHINES, render, write_state
 from llmgw.agent import records
+from llmgw.agent.events import Crippled, Observation, Read
 from llmgw.agent.hardware import Hardware
-from llmgw.agent.shard import Crippled, Observation, Read
 from llmgw.agent.stop import stop_engines
 from llmgw.agent.tracking import Tracking
 from llmgw.hardware.inventory import Inventory
