@@ -20,6 +20,7 @@ LOG_BYTES = 16 * 1024 * 1024
 """An engine's log is rotated beyond this; one older part is kept."""
 
 _START_S = 15.0
+_SHIM = Path(shim.__file__).with_name("main.py")
 
 _INHERITED = frozenset(
     {
@@ -158,7 +159,7 @@ async def spawn(
     What became of it is in ``shim.json`` and ``exit.json``. The shim is nobody's child: it lives on whatever becomes
     of this process. Raises :class:`OperatorError` when no shim came to life.
     """
-    command = [sys.executable, "-I", "-S", str(Path(shim.__file__)), str(folder), str(LOG_BYTES), cgroup]
+    command = [sys.executable, "-I", "-S", str(_SHIM), str(folder), str(LOG_BYTES), cgroup]
     command += ["first" if orderly else "group", *argv]
     # A cancelled start still ends with an engine or without one, never in between: the launch takes milliseconds.
     with trio.CancelScope(shield=True, deadline=trio.current_time() + _START_S):

@@ -130,7 +130,11 @@ def engines_of(place: Path) -> set[int | None]:
     for entry in Path("/proc").iterdir():
         with suppress(OSError):
             line = (entry / "cmdline").read_bytes()
-            if b"engine.py" in line and b"shim.py" not in line and os.readlink(entry / "cwd").startswith(str(place)):
+            if (
+                b"engine.py" in line
+                and b"/shim/main.py" not in line
+                and os.readlink(entry / "cwd").startswith(str(place))
+            ):
                 now = proctree.stat(int(entry.name))
                 found |= {} if now is None else {int(entry.name): now.parent}
     return {pid for pid, parent in found.items() if parent not in found}

@@ -1,6 +1,6 @@
 """Runs a shim step by step: kills the agent that started it at a chosen step, then waits there until it is let go.
 
-    python -I -S tracer.py STEP AGENT GO -- -I -S shim.py …
+    python -I -S tracer.py STEP AGENT GO -- -I -S shim/main.py …
 
 STEP counts the shim's audit events (opening, forking, replacing, spawning …), 0 traces only. AGENT is a pid, GO a file
 to wait for. What was done is in ``GO.steps``. Standard library only: it stands where the interpreter stands.
