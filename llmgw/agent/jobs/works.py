@@ -12,7 +12,7 @@ import orjson
 
 from llmgw.agent.jobs import fetch_child, install_child
 from llmgw.agent.jobs.child import Work
-from llmgw.agent.jobs.fetch_child import FetchTask
+from llmgw.agent.jobs.fetch_task import FetchTask
 from llmgw.agent.jobs.installs import Installs
 from llmgw.agent.process import environment
 from llmgw.errors import OperatorError

@@ -21,7 +21,8 @@ pytest.importorskip("huggingface_hub")
 from fakes.hub import Faults, Hub
 from llmgw.agent.jobs import cache
 from llmgw.agent.jobs.cache import Repository
-from llmgw.agent.jobs.fetch_child import Fetcher, FetchError, FetchTask
+from llmgw.agent.jobs.fetch_child import Fetcher
+from llmgw.agent.jobs.fetch_task import FetchError, FetchTask
 
 FILES = {
     "config.json": b'{"a": 1}',
