@@ -1,6 +1,6 @@
 """What is kept of launches that are over: ``logs/<shard>-g<generation>/`` in the state folder, the newest of them.
 
-All functions block.
+All functions but :func:`put_away` block.
 """
 
 from __future__ import annotations
@@ -9,11 +9,13 @@ import shutil
 from pathlib import Path
 
 import orjson
+import trio
 from attrs import frozen
 
 from llmgw.agent import records
 from llmgw.agent.records import Record
 from llmgw.agent.shard import Shard
+from llmgw.errors import OperatorError
 from llmgw.store.files import write_private
 
 OF_A_SHARD = 5
@@ -21,6 +23,8 @@ IN_ALL = 50
 """A log has at most two parts of 16 MiB, so all of them together have at most 1.6 GiB; most are far smaller."""
 
 SUMMARY = "summary.json"
+_SHIM_END_LOOKS = 100
+_SHIM_END_LOOK_S = 0.05
 _KEPT = frozenset({"engine.log", "engine.log.1", "stacks.txt", "exit.json", SUMMARY})
 
 
@@ -70,6 +74,29 @@ def retire(folder: Path, logs: Path, rules: Rules = Rules()) -> bool:
         (place / "lock").unlink(missing_ok=True)
     prune(logs, rules)
     return True
+
+
+async def put_away(folder: Path, record: Record, shard: Shard, logs: Path) -> None:
+    """Keep what is worth it of an ended launch, and drop the rest. Cancelled, it is finished when it is done again.
+
+    Raises :class:`OperatorError` when it cannot be moved, or its shim does not end.
+    """
+    # A shim ends right after it wrote down how its engine ended.
+    for _ in range(_SHIM_END_LOOKS):
+        try:
+            gone = await trio.to_thread.run_sync(_put_away, folder, record, shard, logs)
+        except OSError as failed:
+            raise OperatorError(str(folder), f"cannot be moved: {failed.strerror}", "") from failed
+        if gone:
+            return
+        await trio.sleep(_SHIM_END_LOOK_S)
+    raise OperatorError(str(folder), "its shim has not ended", "look for the process that holds `lock`")
+
+
+def _put_away(folder: Path, record: Record, shard: Shard, logs: Path) -> bool:
+    if (folder / "record.json").exists():
+        summarize(folder, record, shard)
+    return not folder.exists() or retire(folder, logs)
 
 
 def _free(logs: Path, name: str) -> Path:

@@ -8,6 +8,9 @@ from pathlib import Path
 TAIL_LINES = 30
 """So many lines of the log travel with a failure."""
 
+DIAGNOSED_LINES = 400
+"""The cause stands above what an engine says last: so many lines are looked through for it."""
+
 _TAIL_BYTES = 64 * 1024
 _NEWS_BYTES = 256 * 1024
 _LONGEST_LINE = 500

@@ -45,9 +45,6 @@ _PROBE_LOADING_S = 0.25
 _PROBE_READY_S = 2.0
 _LOG_EVERY_S = 0.25
 _TICK_S = 0.25
-DIAGNOSED_LINES = 400
-"""The cause stands above what an engine says last: so many lines are looked through for it."""
-
 _EXIT_FILE_LOOKS = 10
 _EXIT_FILE_LOOK_S = 0.05
 _ATTACH_LOOK_S = 0.05
@@ -199,7 +196,7 @@ class Supervisor:
                     self._log.warning("the shim is gone; the engine goes on, and is watched itself")
         if ended is None:
             ended = await self._read_end()  # it was over before anybody could take hold of it
-        lines = await trio.to_thread.run_sync(logs.tail, self.folder, DIAGNOSED_LINES)
+        lines = await trio.to_thread.run_sync(logs.tail, self.folder, logs.DIAGNOSED_LINES)
         self.log_tail = lines[-logs.TAIL_LINES :]
         last = lines[-1] if lines else ""
         found = await trio.to_thread.run_sync(diagnose, lines)
