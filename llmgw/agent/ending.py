@@ -26,7 +26,7 @@ def doom(
     """End an engine; ``final`` where its profile makes it do what it must not, so that the next would be no better."""
     stopping = Shard(
         _S.STOPPING, now, doomed, _told(limits.stop_s),
-        deadline=now + limits.stop_s, doomed=doomed, remedy=remedy, final=final,
+        deadline=now + limits.stop_s, doomed=doomed, remedy=remedy, final=final, ended_at=now,
     )  # fmt: skip
     return stopping, (Terminate(),)
 
@@ -36,7 +36,7 @@ def stuck(doomed: str, now: float) -> tuple[Shard, tuple[Action, ...]]:
     doomed = f"{doomed}; where it stood is in stacks.txt beside its log"
     stopping = Shard(
         _S.STOPPING, now, doomed, f"its stacks are written down, then SIGTERM, in {STACKS_S:g} s at most",
-        deadline=now + STACKS_S, doomed=doomed, held=True,
+        deadline=now + STACKS_S, doomed=doomed, held=True, ended_at=now,
     )  # fmt: skip
     return stopping, (KeepStacks(),)
 
@@ -85,7 +85,7 @@ def gone(shard: Shard, now: float) -> Shard:
     return Shard(
         _S.STOPPING, now, f"the engine ended without being asked while {shard.state.value}",
         f"failed when what it started has ended too; SIGKILL in {CLEAR_S:g} s",
-        deadline=now + CLEAR_S, ended_while=shard.state, rank=shard.rank,
+        deadline=now + CLEAR_S, ended_while=shard.state, rank=shard.rank, ended_at=now,
     )  # fmt: skip
 
 
@@ -93,6 +93,11 @@ def ended(shard: Shard, end: Ended, now: float) -> Shard:
     """Nothing of it is left: what it becomes, and why."""
     if shard.fate is not None:
         return evolve(shard.fate, since=now)
+    at = shard.ended_at if shard.doomed is not None else end.at or shard.ended_at
+    return evolve(_fate(shard, end, now), ended_at=now if at is None else at)
+
+
+def _fate(shard: Shard, end: Ended, now: float) -> Shard:
     left = f"; pids {', '.join(map(str, end.left))} cannot be killed" if end.left else ""
     last = f"; its last line: {end.last[:_LAST_LINE]}" if end.last and end.diagnosis is None else ""
     because = f"{end.diagnosis.cause}; " if end.diagnosis is not None else ""

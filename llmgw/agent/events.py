@@ -71,7 +71,7 @@ class Ended:
     """The engine and everything it started is gone.
 
     ``error`` says why it could not be started at all, ``left`` what could not be killed, ``last`` is the last line of
-    its log, and ``diagnosis`` what its log says went wrong.
+    its log, and ``diagnosis`` what its log says went wrong. ``at`` is when its first process ended, if that is known.
     """
 
     exit: Exit
@@ -79,6 +79,7 @@ class Ended:
     left: tuple[int, ...] = ()
     last: str = ""
     diagnosis: Diagnosis | None = None
+    at: float | None = None
 
 
 @frozen

@@ -29,7 +29,6 @@ class Waiting:
     next: str
     progress: float | None = None
     remedy: str = ""
-    final: bool = False
 
 
 def waiting(weights: str, job: JobReport, since: float, now: float, stall_s: float) -> Waiting:
@@ -84,26 +83,9 @@ class Fetching:
 
     def report(self) -> ShardReport:
         """What goes up to the control plane."""
-        record, shard = self.record, self.shard
-        return ShardReport(
-            shard=record.shard,
-            replica=record.replica,
-            generation=record.generation,
-            model=record.model,
-            rank=record.rank,
-            cluster=record.cluster,
-            profile_digest=record.profile_digest,
-            devices=record.devices,
-            uuids=record.uuids,
-            state=shard.state,
-            reason=shard.reason,
-            next=shard.next,
-            since=shard.since,
-            rendezvous=record.rendezvous,
-            progress=shard.progress,
-            remedy=shard.remedy,
-            final=shard.final,
-        )
+        shard = self.shard
+        said = self.record.report(shard.state, shard.reason, shard.next, shard.since)
+        return evolve(said, progress=shard.progress, remedy=shard.remedy)
 
     async def wait(self) -> bool:
         """Wait for the weights; ``False`` when they did not come, or nobody wants them any more."""

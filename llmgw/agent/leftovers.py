@@ -71,7 +71,8 @@ def _past(record: Record, end: records.End | None, found: Diagnosis | None, now:
     """A shard whose engine ended before this agent started."""
     code = end.exit if end is not None else Exit()
     if record.state in (ShardState.STOPPED, ShardState.STOPPING):
-        return Shard(ShardState.STOPPED, record.since or now, "stopped before this agent started", "", exit=code)
+        since = record.since or now
+        return Shard(ShardState.STOPPED, since, "stopped before this agent started", "", exit=code, ended_at=since)
     if end is not None:
         reason = end.error or f"the engine ended without being asked while no agent ran: {end.exit}"
     elif record.boot_id == boot_id():
@@ -80,4 +81,5 @@ def _past(record: Record, end: records.End | None, found: Diagnosis | None, now:
         reason = "the machine was restarted"
     if found is not None:
         reason = f"{found.cause}; {reason}"
-    return Shard(ShardState.FAILED, end.at if end is not None else now, reason, "", exit=code, diagnosis=found)
+    since = end.at if end is not None else now
+    return Shard(ShardState.FAILED, since, reason, "", exit=code, diagnosis=found, ended_at=since)

@@ -22,7 +22,7 @@ from attrs import field, frozen
 from llmgw.agent.process import Grip, Known
 from llmgw.agent.proctree import must_be_seen
 from llmgw.errors import OperatorError
-from llmgw.scheduler.state import Exit, ShardState
+from llmgw.scheduler.state import Exit, ShardReport, ShardState
 from llmgw.settings.catalog import Profile
 from llmgw.settings.convert import strict_converter
 from llmgw.settings.daemon import Address
@@ -72,6 +72,25 @@ class Record:
         """Base URL of the engine's API."""
         host = f"[{self.host}]" if ":" in self.host else self.host
         return f"http://{host}:{self.port}"
+
+    def report(self, state: ShardState, reason: str, then: str, since: float) -> ShardReport:
+        """What goes up of this launch whatever became of it; who knows more adds it."""
+        return ShardReport(
+            shard=self.shard,
+            replica=self.replica,
+            generation=self.generation,
+            model=self.model,
+            rank=self.rank,
+            cluster=self.cluster,
+            profile_digest=self.profile_digest,
+            devices=self.devices,
+            uuids=self.uuids,
+            state=state,
+            reason=reason,
+            next=then,
+            since=since,
+            rendezvous=self.rendezvous,
+        )
 
     @property
     def cgroup_path(self) -> Path | None:

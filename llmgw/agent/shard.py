@@ -47,6 +47,7 @@ class Shard:
     ``fate`` is what the shard becomes once nothing is left of an engine that has ended; ``left`` says what still is.
     ``ended_while`` is the state in which its first process ended, when nobody had asked for that. A ``rank`` above 0
     serves nothing itself: its log says that it has loaded, and the time that all of them may take is rank 0's.
+    ``ended_at`` is when it went wrong or was over, however long it took after that until nothing was left.
     """
 
     state: ShardState
@@ -69,6 +70,7 @@ class Shard:
     exit: Exit | None = None
     diagnosis: Diagnosis | None = None
     rank: int = 0
+    ended_at: float | None = None
 
 
 def begin(model: str, limits: Limits, now: float, rank: int = 0) -> Shard:

@@ -45,6 +45,9 @@ _PROBE_LOADING_S = 0.25
 _PROBE_READY_S = 2.0
 _LOG_EVERY_S = 0.25
 _TICK_S = 0.25
+_LOST_PEER = frozenset({"nccl-timeout"})
+"""What engines log when another rank is gone or hangs (:mod:`llmgw.engines.diagnosis`)."""
+
 _EXIT_FILE_LOOKS = 10
 _EXIT_FILE_LOOK_S = 0.05
 _ATTACH_LOOK_S = 0.05
@@ -102,33 +105,23 @@ class Supervisor:
         """What goes up to the control plane."""
         record, shard = self.record, self.shard
         serving = record.rank == 0 and shard.state in (ShardState.READY, ShardState.DRAINING)
-        return ShardReport(
-            shard=record.shard,
-            replica=record.replica,
-            generation=record.generation,
-            model=record.model,
-            rank=record.rank,
-            cluster=record.cluster,
-            profile_digest=record.profile_digest,
-            devices=record.devices,
-            uuids=record.uuids,
-            state=shard.state,
-            reason=shard.reason,
-            next=shard.next,
-            since=shard.since,
-            pid=None if shard.state.ended else self.pid,
+        found, ended = shard.diagnosis, shard.state.ended
+        return evolve(
+            record.report(shard.state, shard.reason, shard.next, shard.since),
+            pid=None if ended else self.pid,
             endpoint=record.endpoint if serving else None,
             api_key=record.api_key if serving else None,
-            rendezvous=record.rendezvous,
             progress=shard.progress,
             exit=shard.exit,
             log_tail=self.log_tail,
-            remedy=shard.diagnosis.remedy if shard.diagnosis is not None else shard.remedy,
-            final=shard.final or (shard.diagnosis is not None and shard.diagnosis.final),
+            remedy=found.remedy if found is not None else shard.remedy,
+            final=shard.final or (found is not None and found.final),
             load_mib=self.tracking.load_mib,
             serving_mib=self.tracking.serving_mib,
-            warnings=() if shard.state.ended else self.tracking.warnings,
+            warnings=() if ended else self.tracking.warnings,
             log_path=str(self.folder / "engine.log"),
+            ended=shard.ended_at if ended else None,
+            lost_peer=found is not None and found.code in _LOST_PEER,
         )
 
     def drain(self, reason: str) -> None:
@@ -239,7 +232,7 @@ class Supervisor:
         for _ in range(_EXIT_FILE_LOOKS):
             found = await trio.to_thread.run_sync(records.end, self.folder)
             if found is not None:
-                return Ended(found.exit, found.error, found.left)
+                return Ended(found.exit, found.error, found.left, at=found.at)
             await trio.sleep(_EXIT_FILE_LOOK_S)
         return None
 

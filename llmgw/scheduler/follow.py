@@ -51,7 +51,7 @@ def _follow(pass_: Working, row: Replica) -> None:
     if row.goal is not Goal.RUN or not row.shards:
         return
     reports = [(s, r) for s in row.shards if (r := pass_.state.report(s, row.generation)) is not None]
-    ended = next(((s, r) for s, r in reports if r.state.ended), None)
+    ended = min(((s, r) for s, r in reports if r.state.ended), key=_blame, default=None)
     if ended is None and any(r.state is ShardState.DRAINING for _, r in reports):
         # Told to by a control plane whose word was lost: it takes no requests, and cannot be told to again.
         reason = "its engine was drained, and it is wanted"
@@ -70,6 +70,13 @@ def _follow(pass_: Working, row: Replica) -> None:
         _failed(pass_, row, *ended)
     elif pass_.ready(row) and all(pass_.now - r.since >= STEADY_S for _, r in reports):
         pass_.rows[row.id] = evolve(row, failures=0, other=None)
+
+
+def _blame(part: tuple[Assignment, ShardReport]) -> tuple[bool, bool, float, int]:
+    """Of several ranks that ended, the first one is whose end ended the others: those were stopped, or lost it."""
+    shard, report = part
+    at = report.since if report.ended is None else report.ended
+    return report.state is ShardState.STOPPED, report.lost_peer, at, shard.rank
 
 
 def _failed(pass_: Working, row: Replica, shard: Assignment, report: ShardReport) -> None:

@@ -89,7 +89,8 @@ class ShardReport:
     of a replica over several nodes waits for the others. ``load_mib`` and ``serving_mib`` are the most memory that its
     own processes were seen holding of each device, in the order of ``devices``; ``None`` where that cannot be told.
     ``warnings`` are what an operator should know though it serves. ``log_path`` is where its log is on the node as long
-    as this report stands.
+    as this report stands. ``ended`` is when its engine ended or was found to be no good, on the node's clock, and
+    ``lost_peer`` says that it did so because another rank was gone.
     """
 
     shard: str
@@ -118,6 +119,8 @@ class ShardReport:
     serving_mib: tuple[int, ...] | None = None
     warnings: tuple[str, ...] = ()
     log_path: str = ""
+    ended: float | None = None
+    lost_peer: bool = False
 
 
 @frozen

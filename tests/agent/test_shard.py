@@ -364,3 +364,14 @@ def test_a_rank_above_0_is_told_by_its_log_and_has_no_limits_of_its_own() -> Non
     assert adopted(ShardState.LOADING, "m", LIMITS, 5, 1, rank=1).deadline is None
     ended, _ = after((1, Progressed("w", None, loaded=True)), (2, Ended(Exit(0))))
     assert ended.state is ShardState.FAILED
+
+
+def test_the_end_is_told_when_it_came_not_when_all_was_cleared() -> None:
+    """Over several nodes the rank that went wrong first is the one to blame."""
+    own = Ended(Exit(1), at=5.0)
+    assert play((1, LISTED), (6, Gone()), (7, Remains(own)), (20, own))[0].ended_at == 5.0
+    assert play((1, LISTED), (6, Gone()), (20, Ended(Exit())))[0].ended_at == 6, "its shim is gone: nobody saw it"
+    assert play((1, LISTED), (20, Ended(Exit())))[0].ended_at == 20
+    crippled = play((1, LISTED), (6, Crippled("a worker is gone")), (9, Ended(Exit(0), at=8.0)))[0]
+    assert crippled.ended_at == 6, "it went wrong before it was ended"
+    assert play((1, LISTED), (6, StopAsked("x", 3)), (9, Ended(Exit(0), at=8.0)))[0].ended_at == 8.0

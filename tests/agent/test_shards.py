@@ -493,7 +493,9 @@ async def test_ranks_meet_where_rank_0_says_and_each_knows_when_it_has_loaded(fo
         # As a real one does, the other rank stays when rank 0 is gone: only a stop ends it.
         assert ready.pid is not None
         os.killpg(ready.pid, signal.SIGKILL)
-        await node.until_ended()
+        head_ended = await node.until_ended()
+        assert head_ended.ended is not None
+        assert head_ended.ended <= head_ended.since
         assert node.get("m-1.1").shard.state is S.READY
         node.get("m-1.1").stop("rank 0 ended", 1.0)
         assert (await node.until(S.STOPPED, "m-1.1")).reason == "rank 0 ended; exit code 0"

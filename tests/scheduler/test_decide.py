@@ -1,7 +1,9 @@
 from __future__ import annotations
 
 import itertools
+from typing import Any
 
+import pytest
 from attrs import evolve
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -363,6 +365,32 @@ def test_one_rank_that_ends_ends_all_and_they_start_again_together() -> None:
     assert [type(c) for c in later.commands] == [StopCommand]
     gone = told(after(broken, outcome), evolve(stopping, state=ShardState.STOPPED))
     assert [c.assignment.rank for c in decide(gone, NOW + 60).commands if isinstance(c, StartCommand)] == [0]
+
+
+@pytest.mark.parametrize(
+    ("head", "other", "blamed"),
+    [
+        ({"ended": 20.0}, {"ended": 19.0, "since": NOW + 9}, 1),
+        ({"ended": 19.0, "since": NOW + 9}, {"ended": 20.0}, 0),
+        ({"ended": 19.0, "lost_peer": True}, {"ended": 20.0}, 1),
+        ({"ended": 19.0, "state": ShardState.STOPPED}, {"ended": 20.0}, 1),
+        ({}, {"since": NOW - 11}, 1),
+    ],
+    ids=["first", "it was cleared late", "lost its peer", "stopped", "an older agent"],
+)
+def test_of_ranks_that_ended_together_the_one_that_did_so_first_of_itself_is_blamed(
+    head: dict[str, Any], other: dict[str, Any], blamed: int
+) -> None:
+    state, replica = pair()
+    reports = [
+        evolve(report(replica, ShardState.FAILED, rank=rank), **{"reason": f"end of {rank}", **more})
+        for rank, more in enumerate((head, other))
+    ]
+    outcome = decide(told(state, *reports), NOW)
+    said = f"rank {blamed} on n{blamed + 1}: end of {blamed}"
+    assert outcome.decisions[0].reason.startswith(said)
+    assert outcome.decisions[0].node == f"n{blamed + 1}"
+    assert said in outcome.replicas[0].reason
 
 
 def test_ready_is_rank_0_s_word_while_all_live() -> None:
