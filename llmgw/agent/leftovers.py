@@ -8,6 +8,8 @@ from pathlib import Path
 from attrs import frozen
 
 from llmgw.agent import attempts, logs, process, records
+from llmgw.agent.ending import ended
+from llmgw.agent.events import Ended
 from llmgw.agent.records import Record
 from llmgw.agent.shard import Shard, adopted
 from llmgw.discovery.host import boot_id
@@ -47,7 +49,8 @@ def find(folder: Path, kept: Path, now: float) -> Left | None:
     end = records.end(folder)
     if end is None and _lives(folder, record):
         since = record.since or record.started
-        return Left(record, adopted(record.state, record.model, record.profile.limits, now, since, record.rank), True)
+        shard = adopted(record.state, record.model, record.profile.limits, now, since, record.rank, doom=record.doom)
+        return Left(record, shard, True)
     if end is None and records.pids(folder) is None:
         log.info("a launch that never came about is dropped", shard=record.shard)
         records.remove(folder)
@@ -70,16 +73,21 @@ def _lives(folder: Path, record: Record) -> bool:
 def _past(record: Record, end: records.End | None, found: Diagnosis | None, now: float) -> Shard:
     """A shard whose engine ended before this agent started."""
     code = end.exit if end is not None else Exit()
+    at = now if end is None else end.at
+    if record.doom is not None:
+        limits = record.profile.limits
+        doomed = adopted(ShardState.STOPPING, record.model, limits, now, record.since, record.rank, record.doom)
+        return ended(doomed, Ended(code, diagnosis=found), at)
     if record.state in (ShardState.STOPPED, ShardState.STOPPING):
         since = record.since or now
         return Shard(ShardState.STOPPED, since, "stopped before this agent started", "", exit=code, ended_at=since)
     if end is not None:
-        reason = end.error or f"the engine ended without being asked while no agent ran: {end.exit}"
+        unseen = "" if record.state is ShardState.FAILED else " while no agent ran"
+        reason = end.error or f"the engine ended without being asked{unseen}: {end.exit}"
     elif record.boot_id == boot_id():
         reason = "the engine ended while neither agent nor shim ran"
     else:
         reason = "the machine was restarted"
     if found is not None:
         reason = f"{found.cause}; {reason}"
-    since = end.at if end is not None else now
-    return Shard(ShardState.FAILED, since, reason, "", exit=code, diagnosis=found, ended_at=since)
+    return Shard(ShardState.FAILED, at, reason, "", exit=code, diagnosis=found, ended_at=at)

@@ -21,6 +21,7 @@ from attrs import field, frozen
 
 from llmgw.agent.process import Grip, Known
 from llmgw.agent.proctree import must_be_seen
+from llmgw.agent.shard import Doom
 from llmgw.errors import OperatorError
 from llmgw.scheduler.state import Exit, ShardReport, ShardState
 from llmgw.settings.catalog import Profile
@@ -38,7 +39,8 @@ class Record:
     ``rendezvous`` is where the ranks of a replica over several nodes meet; the port is rank 0's to give. ``boot_id`` is
     the boot in which it was started; ``state`` the last one that was written down, so that an adopted engine that was
     ready is not taken out of service while it is asked again. ``launch`` is the random value that marks all of its
-    processes, ``cgroup`` the one that was made for it, if any.
+    processes, ``cgroup`` the one that was made for it, if any. ``doom`` says why an engine is ``stopping`` that nobody
+    asked to stop: a successor must not take its end for one that was asked for.
     """
 
     cluster: str
@@ -66,6 +68,7 @@ class Record:
     rendezvous: Address | None = None
     launch: str = ""
     cgroup: str = ""
+    doom: Doom | None = None
 
     @property
     def endpoint(self) -> str:

@@ -37,6 +37,16 @@ NEXT: Mapping[ShardState, frozenset[ShardState]] = MappingProxyType(
 
 
 @frozen
+class Doom:
+    """What went wrong with an engine that is therefore ended, and when; ``final`` as in :class:`Shard`."""
+
+    reason: str
+    at: float
+    remedy: str = ""
+    final: bool = False
+
+
+@frozen
 class Shard:
     """Where a shard is: its state, since when, why, and what happens next.
 
@@ -72,6 +82,13 @@ class Shard:
     rank: int = 0
     ended_at: float | None = None
 
+    @property
+    def doom(self) -> Doom | None:
+        """Why it is being ended, where nobody asked for that."""
+        if self.doomed is None:
+            return None
+        return Doom(self.doomed, self.since if self.ended_at is None else self.ended_at, self.remedy, self.final)
+
 
 def begin(model: str, limits: Limits, now: float, rank: int = 0) -> Shard:
     """A shard whose process has just been started."""
@@ -86,15 +103,21 @@ def begin(model: str, limits: Limits, now: float, rank: int = 0) -> Shard:
     )
 
 
-def adopted(state: ShardState, model: str, limits: Limits, now: float, since: float, rank: int = 0) -> Shard:
+def adopted(
+    state: ShardState, model: str, limits: Limits, now: float, since: float, rank: int = 0, doom: Doom | None = None
+) -> Shard:
     """A shard that an earlier agent started: it keeps its state until a probe says otherwise.
 
     One that was being ended goes on ending: whoever answers still is not to be sent requests. It is told again, as the
-    last agent may have died before it told it.
+    last agent may have died before it told it. With ``doom`` it was ended because of that, and fails.
     """
     if state is _S.STOPPING:
-        reason = "adopted while it was being ended"
-        return Shard(state, since, reason, "SIGTERM is sent again", deadline=now, held=True, rank=rank)
+        ending = Shard(state, since, "adopted while it was being ended", "SIGTERM is sent again",
+                       deadline=now, held=True, rank=rank)  # fmt: skip
+        if doom is None:
+            return ending
+        return evolve(ending, reason=doom.reason, doomed=doom.reason, remedy=doom.remedy, final=doom.final,
+                      ended_at=doom.at)  # fmt: skip
     if state in (_S.READY, _S.DRAINING):
         return evolve(ready(model, since), state=state, reason="adopted, serving", rank=rank)
     begun = begin(model, limits, now, rank)

@@ -289,7 +289,12 @@ class Supervisor:
             self.tracking.became(self.shard.state)
             # A successor that reads ``stopping`` takes the end for one that was asked for.
             if self.shard.ended_while is None:
-                self.record = evolve(self.record, state=self.shard.state, since=self.shard.since)
+                self.record = evolve(
+                    self.record,
+                    state=self.shard.state,
+                    since=self.shard.since,
+                    doom=self.shard.doom or self.record.doom,
+                )
                 self.moved.set()
         if self.shard.state.ended:
             self.done.set()

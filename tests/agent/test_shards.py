@@ -335,6 +335,34 @@ async def test_one_that_is_being_ended_is_not_ready_again_for_the_next_agent(fol
         assert stopped.reason == "adopted while it was being ended; killed by signal 9"
 
 
+@pytest.mark.parametrize("lives", [True, False], ids=["adopted", "ended meanwhile"])
+async def test_an_engine_that_was_ended_for_a_reason_keeps_it_though_its_agent_dies(folder: Path, lives: bool) -> None:
+    settings = config(folder)
+    place = folder / "shards/m-1.0-g1"
+    async with running(settings) as node:
+        command = start(load_s=0.2, hang_loading=True)
+        limits = evolve(command.profile.limits, load_s=0.3, stop_s=60)
+        await node.shards.start(evolve(command, profile=evolve(command.profile, limits=limits)), INVENTORY)
+        pid = (await node.until(S.STOPPING)).pid
+        with trio.fail_after(5):
+            while records.read(place).state is not S.STOPPING:
+                await trio.sleep(0.01)
+    assert pid is not None
+    if not lives:
+        os.kill(pid, signal.SIGKILL)
+        assert within_5_s(lambda: records.end(place) is not None)
+    for _ in range(2):  # the second agent finds it failed
+        async with running(settings) as node:
+            if not node.get().shard.state.ended:
+                assert node.get().report().reason.startswith("stood still for 0.3 s at: ")
+                os.kill(pid, signal.SIGKILL)
+            failed = await node.until_ended()
+            assert failed.state is S.FAILED, "a stop that nobody asked for"
+            assert failed.reason.startswith("stood still for 0.3 s at: ")
+            assert failed.exit == Exit(None, 9)
+            await node.get().settled.wait()
+
+
 async def test_a_shim_that_has_not_spoken_yet_is_waited_for(folder: Path) -> None:
     """The last agent died while the shim was starting: it holds its folder, and says who it is a moment later."""
     settings = config(folder)
