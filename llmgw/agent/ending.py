@@ -19,24 +19,29 @@ CLEAR_S = 60.0
 STACKS_S = 20.0
 """Writing down where a hung engine stands may take so long before it is ended all the same."""
 
+RANK_STOP_S = 5.0
+"""Between SIGTERM and SIGKILL for a rank above 0, at most: it serves nobody, and there is nothing that it could finish.
+
+A headless data-parallel rank of vLLM and every one of SGLang from 0.5.21 on never end by SIGTERM.
+"""
+
 
 def doom(
-    doomed: str, limits: Limits, now: float, *, remedy: str = "", final: bool = False
+    shard: Shard, doomed: str, limits: Limits, now: float, *, remedy: str = "", final: bool = False
 ) -> tuple[Shard, tuple[Action, ...]]:
     """End an engine; ``final`` where its profile makes it do what it must not, so that the next would be no better."""
     stopping = Shard(
-        _S.STOPPING, now, doomed, _told(limits.stop_s),
-        deadline=now + limits.stop_s, doomed=doomed, remedy=remedy, final=final, ended_at=now,
-    )  # fmt: skip
-    return stopping, (Terminate(),)
+        _S.STOPPING, now, doomed, "", doomed=doomed, remedy=remedy, final=final, ended_at=now, rank=shard.rank
+    )
+    return _told(stopping, limits.stop_s, now), (Terminate(),)
 
 
-def stuck(doomed: str, now: float) -> tuple[Shard, tuple[Action, ...]]:
+def stuck(shard: Shard, doomed: str, now: float) -> tuple[Shard, tuple[Action, ...]]:
     """End an engine that does not move, after it was written down where it stands: once ended nobody can tell."""
     doomed = f"{doomed}; where it stood is in stacks.txt beside its log"
     stopping = Shard(
         _S.STOPPING, now, doomed, f"its stacks are written down, then SIGTERM, in {STACKS_S:g} s at most",
-        deadline=now + STACKS_S, doomed=doomed, held=True, ended_at=now,
+        deadline=now + STACKS_S, doomed=doomed, held=True, ended_at=now, rank=shard.rank,
     )  # fmt: skip
     return stopping, (KeepStacks(),)
 
@@ -51,16 +56,14 @@ def stop(shard: Shard, reason: str, grace_s: float, now: float) -> tuple[Shard, 
         if shard.deadline is not None and now + grace_s < shard.deadline:
             return evolve(shard, deadline=now + grace_s), ()
         return shard, ()
-    stopping = Shard(_S.STOPPING, now, reason, _told(grace_s), deadline=now + grace_s)
-    return stopping, (Terminate(),)
+    return _told(Shard(_S.STOPPING, now, reason, "", rank=shard.rank), grace_s, now), (Terminate(),)
 
 
 def stacks_kept(shard: Shard, grace_s: float, now: float) -> tuple[Shard, tuple[Action, ...]]:
     """A hung engine was held back only so that it could be looked at: it is told to end now."""
     if not shard.held or shard.fate is not None:
         return shard, ()
-    told = evolve(shard, held=False, next=_told(grace_s), deadline=now + grace_s)
-    return told, (Terminate(),)
+    return _told(evolve(shard, held=False), grace_s, now), (Terminate(),)
 
 
 def overdue(shard: Shard, limits: Limits, now: float) -> tuple[Shard, tuple[Action, ...]]:
@@ -70,12 +73,15 @@ def overdue(shard: Shard, limits: Limits, now: float) -> tuple[Shard, tuple[Acti
     if shard.held:
         return stacks_kept(shard, limits.stop_s, now)
     # Asked again each second: something in the kernel may hold a process that was killed already.
-    told = evolve(shard, next="SIGKILL was sent; stopped when no process is left", deadline=now + 1.0)
+    told = evolve(shard, next="SIGKILL was sent; stopped when no process is left", deadline=now + 1.0, killed=True)
     return told, (Kill(),)
 
 
-def _told(grace_s: float) -> str:
-    return f"SIGTERM was sent; SIGKILL in {grace_s:g} s"
+def _told(shard: Shard, grace_s: float, now: float) -> Shard:
+    """SIGTERM is sent now."""
+    if shard.rank > 0:
+        grace_s = min(grace_s, RANK_STOP_S)
+    return evolve(shard, next=f"SIGTERM was sent; SIGKILL in {grace_s:g} s", deadline=now + grace_s)
 
 
 def gone(shard: Shard, now: float) -> Shard:
@@ -106,7 +112,8 @@ def _fate(shard: Shard, end: Ended, now: float) -> Shard:
     if shard.state is _S.STOPPING and shard.doomed is None and shard.ended_while is None:
         if end.left:
             return Shard(_S.FAILED, now, f"{shard.reason}{left}", "", exit=end.exit)
-        return Shard(_S.STOPPED, now, f"{shard.reason}; {end.exit}", "", exit=end.exit)
+        how = f"it did not end by SIGTERM, {end.exit}" if shard.killed else str(end.exit)
+        return Shard(_S.STOPPED, now, f"{shard.reason}; {how}", "", exit=end.exit)
     if shard.doomed is not None:
         return Shard(
             _S.FAILED, now, f"{because}{shard.doomed}{last}{left}", "",

@@ -53,11 +53,11 @@ def step(
         case Exposed(reason=reason, remedy=remedy):
             if shard.state not in (_S.READY, _S.DRAINING):
                 return shard, ()
-            return ending.doom(reason, limits, now, remedy=remedy, final=True)
+            return ending.doom(shard, reason, limits, now, remedy=remedy, final=True)
         case Crippled(reason=reason):
             if shard.state is _S.STOPPING:
                 return shard, ()
-            return ending.doom(reason, limits, now)
+            return ending.doom(shard, reason, limits, now)
         case Read(total=total):
             return _read(shard, total, limits, now), ()
         case StopAsked(reason=reason, grace_s=grace_s):
@@ -65,7 +65,7 @@ def step(
         case DrainAsked(reason=reason):
             if shard.state is not _S.READY:
                 return shard, ()
-            return Shard(_S.DRAINING, now, reason, "stopped when its requests have ended"), ()
+            return Shard(_S.DRAINING, now, reason, "stopped when its requests have ended", rank=shard.rank), ()
         case Probed():
             return _probed(shard, observation, model, limits, now), ()
         case Worked(running=running, work=work):
@@ -156,7 +156,7 @@ def _worked(shard: Shard, running: int, work: float, limits: Limits, now: float)
     if now - shard.idle_since < limits.hang_s:
         return shard, ()
     many = f"{running} request{'s run' if running > 1 else ' runs'}"
-    return ending.stuck(f"hung: {many} and no token came for {now - shard.idle_since:.0f} s", now)
+    return ending.stuck(shard, f"hung: {many} and no token came for {now - shard.idle_since:.0f} s", now)
 
 
 def _tick(shard: Shard, limits: Limits, now: float) -> tuple[Shard, tuple[Action, ...]]:
@@ -173,4 +173,4 @@ def _tick(shard: Shard, limits: Limits, now: float) -> tuple[Shard, tuple[Action
             f"stood still for {limits.load_s:g} s at: {shard.reason} (loading for {now - shard.since:.0f} s, "
             "waited for the model to be listed)"
         )
-    return ending.stuck(doomed, now)
+    return ending.stuck(shard, doomed, now)

@@ -1,9 +1,10 @@
 from __future__ import annotations
 
+from attrs import evolve
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from llmgw.agent.ending import CLEAR_S, STACKS_S, remaining
+from llmgw.agent.ending import CLEAR_S, RANK_STOP_S, STACKS_S, remaining
 from llmgw.agent.events import (
     Crippled,
     DrainAsked,
@@ -375,3 +376,21 @@ def test_the_end_is_told_when_it_came_not_when_all_was_cleared() -> None:
     crippled = play((1, LISTED), (6, Crippled("a worker is gone")), (9, Ended(Exit(0), at=8.0)))[0]
     assert crippled.ended_at == 6, "it went wrong before it was ended"
     assert play((1, LISTED), (6, StopAsked("x", 3)), (9, Ended(Exit(0), at=8.0)))[0].ended_at == 8.0
+
+
+def test_a_rank_above_0_is_not_waited_for_long_and_it_is_said_when_it_did_not_listen() -> None:
+    """It serves nobody; some engines' never end by SIGTERM."""
+    for doing in (StopAsked("enough", 30), Crippled("a worker is gone")):
+        ready, _ = step(begin("m", LIMITS, 0, 1), Progressed("loaded", 1.0, loaded=True), "m", LIMITS, 1)
+        draining, _ = step(ready, DrainAsked("scaled down"), "m", LIMITS, 1)
+        for shard in (ready, draining):
+            limits = evolve(LIMITS, stop_s=30)
+            stopping, actions = step(shard, doing, "m", limits, 2)
+            assert (stopping.deadline, actions) == (2 + RANK_STOP_S, (Terminate(),))
+            assert stopping.next == "SIGTERM was sent; SIGKILL in 5 s"
+            _, actions = step(stopping, Tick(), "m", limits, 2 + RANK_STOP_S)
+            assert actions == (Kill(),)
+    stopped, _ = play((1, LISTED), (2, StopAsked("enough", 3)), (5, Tick()), (6, Ended(Exit(None, 9))))
+    assert stopped.reason == "enough; it did not end by SIGTERM, killed by signal 9"
+    hurried, _ = step(begin("m", LIMITS, 0, 1), StopAsked("enough", 1), "m", LIMITS, 2)
+    assert hurried.deadline == 3, "less is asked for"
