@@ -98,6 +98,9 @@ class Supervisor:
             final=found is not None and found.final,
         )
 
+    def launch(self) -> None:
+        """It is."""
+
     def drain(self, reason: str) -> None:
         """The router sends nothing new here."""
         self._node.obey()

@@ -29,6 +29,10 @@ _REMEMBERED = 1000
 class Running(Protocol):
     """One start of one shard, as far as commands go; see :class:`llmgw.agent.supervisor.Supervisor`."""
 
+    def launch(self) -> None:
+        """It need not be held any more: start its engine."""
+        ...
+
     def drain(self, reason: str) -> None:
         """The router sends nothing new here."""
         ...
@@ -134,9 +138,11 @@ class Dispatch:
     async def _shard(self, command: ShardCommand) -> None:
         supervisor = self._shards.find(command.shard, command.generation)
         match command:
-            case StartShard():
+            case StartShard(hold=hold):
                 if supervisor is None:
                     await self._shards.start(command, self._inventory())
+                elif not hold:
+                    supervisor.launch()
             case DrainShard(reason=reason):
                 if supervisor is not None:
                     supervisor.drain(reason)

@@ -42,9 +42,9 @@ class Prepared:
     launch: Launch
     missing: HubSource | None
 
-    def fetched(self, path: str, now: float) -> Prepared:
-        """The same, as it is launched with weights that are here by now. Raises :class:`OperatorError`."""
-        spec = evolve(self.spec, fetched=path)
+    def launched(self, path: str | None, now: float) -> Prepared:
+        """The same as it is launched now, with weights that were fetched to ``path``. Raises :class:`OperatorError`."""
+        spec = self.spec if path is None else evolve(self.spec, fetched=path)
         launch = build(spec)
         return Prepared(evolve(self.record, argv=launch.argv, started=now, since=now), spec, launch, None)
 

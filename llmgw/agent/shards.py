@@ -9,10 +9,10 @@ import trio
 
 from llmgw.agent import attempts, leftovers, records
 from llmgw.agent.ending import remaining
-from llmgw.agent.fetching import Fetching
 from llmgw.agent.hardware import Hardware
-from llmgw.agent.jobs.runner import Jobs
+from llmgw.agent.jobs.runner import Job, Jobs
 from llmgw.agent.launch import Launches, Prepared, given_up, launch
+from llmgw.agent.pending import Pending
 from llmgw.agent.proctree import PROC
 from llmgw.agent.records import Record
 from llmgw.agent.shard import Shard, begin
@@ -63,7 +63,7 @@ class Shards:
         self._proc = proc
         self._changed = changed
         self._clock = clock
-        self._known: dict[tuple[str, int], Supervisor | Fetching] = {}
+        self._known: dict[tuple[str, int], Supervisor | Pending] = {}
         self._nursery: trio.Nursery | None = None
         self._log = logger("shards")
 
@@ -77,12 +77,12 @@ class Shards:
         engines = (s for _, s in sorted(self._known.items()) if isinstance(s, Supervisor) and s.shard.state in serving)
         return tuple(engine.load for engine in engines if engine.load is not None)
 
-    def find(self, shard: str, generation: int) -> Supervisor | Fetching | None:
+    def find(self, shard: str, generation: int) -> Supervisor | Pending | None:
         """The supervisor of this start of this shard."""
         return self._known.get((shard, generation))
 
-    def alive(self) -> Iterable[Supervisor | Fetching]:
-        """Those whose engine has not ended, or is to be started once its weights are here."""
+    def alive(self) -> Iterable[Supervisor | Pending]:
+        """Those whose engine has not ended, or is yet to be launched."""
         return [s for s in self._known.values() if not s.shard.state.ended]
 
     async def run(self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
@@ -191,37 +191,39 @@ class Shards:
         if self._nursery is None:
             raise OperatorError(command.shard, "the agent is stopping")
         prepared = await self._launches.prepare(command, inventory)
-        if prepared.missing is None:
+        if prepared.missing is None and not command.hold:
             await self._launch(prepared)
-        else:
-            await self._fetch(command, prepared, prepared.missing)
+            return
+        job = None if prepared.missing is None else await self._fetch(command, prepared.missing)
+        pending = Pending(prepared.record, job, lambda it: self._changed(it.report()), self._clock, hold=command.hold)
+        self._known[pending.key] = pending
+        self._changed(pending.report())
+        # The agent may have begun to stop meanwhile; then nobody is to wait for it.
+        if self._nursery is not None:
+            self._nursery.start_soon(self._when_due, pending, prepared)
 
-    async def _fetch(self, command: StartShard, prepared: Prepared, source: HubSource) -> None:
-        """Let the shard wait for its weights; devices and ports are its own meanwhile."""
-        if self._jobs is None or self._nursery is None:
+    async def _fetch(self, command: StartShard, source: HubSource) -> Job:
+        """The job that fetches what the shard needs. Raises :class:`OperatorError`."""
+        if self._jobs is None:
             raise OperatorError(str(source), "is not on this node, and this agent fetches nothing")
         rules = command.weights
-        job = await self._jobs.fetch(Fetch(str(source), rules.mirror, rules.offline), command.shard)
-        fetching = Fetching(prepared.record, job, lambda it: self._changed(it.report()), self._clock)
-        self._known[fetching.key] = fetching
-        self._changed(fetching.report())
-        self._nursery.start_soon(self._when_fetched, fetching, prepared)
+        return await self._jobs.fetch(Fetch(str(source), rules.mirror, rules.offline), command.shard)
 
-    async def _when_fetched(self, fetching: Fetching, prepared: Prepared) -> None:
-        assert self._jobs is not None
+    async def _when_due(self, pending: Pending, prepared: Prepared) -> None:
+        """Launch a shard that waits, when that is over; devices and ports are its own meanwhile."""
         try:
-            fetched = await fetching.wait()
+            due = await pending.wait()
         finally:
-            if fetching.shard.state.ended:
-                self._jobs.leave(fetching.job, fetching.record.shard)
-        if not fetched:
+            if pending.shard.state.ended and pending.job is not None and self._jobs is not None:
+                self._jobs.leave(pending.job, pending.record.shard)
+        if not due:
             return
         try:
-            supervisor = await self._launch(prepared.fetched(fetching.job.report.result["path"], self._clock()))
-            if fetching.stop_asked is not None:
-                supervisor.stop(*fetching.stop_asked)
+            supervisor = await self._launch(prepared.launched(pending.path, self._clock()))
+            if pending.stop_asked is not None:
+                supervisor.stop(*pending.stop_asked)
         except OperatorError as refused:
-            fetching.fail(f"{refused.thing}: {refused.reason}", refused.remedy)
+            pending.fail(f"{refused.thing}: {refused.reason}", refused.remedy)
 
     async def _launch(self, prepared: Prepared) -> Supervisor:
         """Start the engine; from then on the shard has a supervisor. Raises :class:`OperatorError`."""
@@ -255,7 +257,7 @@ class Shards:
         else:
             supervisor.let_go()  # the agent has stopped meanwhile
 
-    def _put_back(self, supervisor: Supervisor, before: Supervisor | Fetching | None) -> None:
+    def _put_back(self, supervisor: Supervisor, before: Supervisor | Pending | None) -> None:
         if before is None:
             del self._known[supervisor.key]
         else:

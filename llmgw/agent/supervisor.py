@@ -124,6 +124,9 @@ class Supervisor:
             lost_peer=found is not None and found.code in _LOST_PEER,
         )
 
+    def launch(self) -> None:
+        """It is."""
+
     def drain(self, reason: str) -> None:
         """The router sends nothing new here."""
         self._observe(DrainAsked(reason))

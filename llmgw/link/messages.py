@@ -133,7 +133,8 @@ class StartShard:
 
     ``uuids`` say which devices are meant: the agent may have numbered them anew meanwhile. Over several nodes
     ``fabric`` is the label of the network between them, ``addresses`` has each rank's node, and ranks above 0 meet
-    rank 0 at ``rendezvous``. ``weights`` says what may be fetched, and from where.
+    rank 0 at ``rendezvous``. ``weights`` says what may be fetched, and from where. With ``hold`` its weights are
+    fetched, and the engine is launched once the same start comes without it; its report says what it waits for.
     """
 
     command: str
@@ -152,6 +153,7 @@ class StartShard:
     rendezvous: Address | None = None
     addresses: tuple[str, ...] = ()
     weights: WeightsRules = NOTHING_FETCHED
+    hold: bool = False
 
 
 @frozen

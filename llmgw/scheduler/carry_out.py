@@ -5,9 +5,10 @@ from __future__ import annotations
 from attrs import evolve
 
 from llmgw.scheduler.explain import Decision, DecisionKind, DrainCommand, StartCommand, StopCommand
-from llmgw.scheduler.state import Assignment, Goal, NodeState, Replica, ShardState
+from llmgw.scheduler.state import Assignment, Goal, NodeState, Replica, ShardState, WaitsFor
 from llmgw.scheduler.working import Working
 from llmgw.settings.catalog import Limits
+from llmgw.settings.sources import hub_source
 
 DRAIN_SETTLE_S = 1.0
 """An idle count means something only after the router had time to take in that nothing new goes there."""
@@ -42,8 +43,9 @@ def _command(pass_: Working, row: Replica) -> None:
     for shard in row.shards:
         report = pass_.state.report(shard, row.generation)
         if row.goal is Goal.RUN:
-            if report is None and _connected(pass_, shard.node):
-                _start(pass_, row, shard)
+            waits = report is not None and report.waits_for is WaitsFor.RANKS and _all_here(pass_, row)
+            if (report is None or waits) and _connected(pass_, shard.node):
+                _start(pass_, row, shard, hold=not waits and _fetches(row))
         elif report is not None and report.state is ShardState.READY and _connected(pass_, shard.node):
             pass_.commands.append(DrainCommand(shard.node, shard.shard, row.generation, row.reason))
 
@@ -53,7 +55,18 @@ def _connected(pass_: Working, name: str) -> bool:
     return node is not None and node.state is NodeState.CONNECTED
 
 
-def _start(pass_: Working, row: Replica, shard: Assignment) -> None:
+def _fetches(row: Replica) -> bool:
+    """Whether its ranks have weights to fetch: that ends on each node when it will, and they are launched together."""
+    return len(row.shards) > 1 and hub_source(row.profile.weights) is not None
+
+
+def _all_here(pass_: Working, row: Replica) -> bool:
+    """Whether no rank has to be waited for: each has its weights, and lives."""
+    reports = [pass_.state.report(shard, row.generation) for shard in row.shards]
+    return all(r is not None and not r.state.ended and r.waits_for is not WaitsFor.WEIGHTS for r in reports)
+
+
+def _start(pass_: Working, row: Replica, shard: Assignment, *, hold: bool) -> None:
     """Start a shard once its replica's earlier starts are over; other ranks once rank 0 says where to meet."""
     if pass_.now < row.not_before:
         pass_.wake.append(row.not_before)
@@ -68,7 +81,7 @@ def _start(pass_: Working, row: Replica, shard: Assignment) -> None:
         meeting = head.rendezvous
     nodes = (pass_.state.node(s.node) for s in row.shards)
     addresses = tuple(n.address for n in nodes if n is not None) if len(row.shards) > 1 else ()
-    pass_.commands.append(StartCommand(row, shard, meeting, addresses))
+    pass_.commands.append(StartCommand(row, shard, meeting, addresses, hold))
 
 
 def _earlier_alive(pass_: Working, row: Replica) -> bool:

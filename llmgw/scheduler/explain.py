@@ -75,13 +75,15 @@ class Decision:
 class StartCommand:
     """Start this shard of this replica; sent again in every pass until the agent reports it.
 
-    Over several nodes ``rendezvous`` is where rank 0 waits for the others, and ``addresses`` has each rank's node.
+    Over several nodes ``rendezvous`` is where rank 0 waits for the others, and ``addresses`` has each rank's node. With
+    ``hold`` it gets its weights, and is launched by the same command without that.
     """
 
     replica: Replica
     assignment: Assignment
     rendezvous: Address | None = None
     addresses: tuple[str, ...] = ()
+    hold: bool = False
 
 
 @frozen

@@ -76,6 +76,14 @@ class Exit:
         return "exit code unknown" if self.code is None else f"exit code {self.code}"
 
 
+class WaitsFor(StrEnum):
+    """What a shard waits for before its engine is launched."""
+
+    NOTHING = ""
+    WEIGHTS = "weights"
+    RANKS = "ranks"
+
+
 @frozen
 class ShardReport:
     """What an agent says of one shard.
@@ -90,7 +98,7 @@ class ShardReport:
     own processes were seen holding of each device, in the order of ``devices``; ``None`` where that cannot be told.
     ``warnings`` are what an operator should know though it serves. ``log_path`` is where its log is on the node as long
     as this report stands. ``ended`` is when its engine ended or was found to be no good, on the node's clock, and
-    ``lost_peer`` says that it did so because another rank was gone.
+    ``lost_peer`` says that it did so because another rank was gone. ``waits_for`` is what keeps it from being launched.
     """
 
     shard: str
@@ -121,6 +129,7 @@ class ShardReport:
     log_path: str = ""
     ended: float | None = None
     lost_peer: bool = False
+    waits_for: WaitsFor = WaitsFor.NOTHING
 
 
 @frozen

@@ -46,10 +46,10 @@ def messages(
     by_node: dict[str, list[ShardCommand]] = defaultdict(list)
     for command in commands:
         match command:
-            case StartCommand(replica=replica, assignment=place, rendezvous=rendezvous, addresses=addresses):
+            case StartCommand(replica, place, rendezvous, addresses, hold):
                 by_node[place.node].append(
                     StartShard(
-                        command=f"{place.shard}#{replica.generation}:start",
+                        command=f"{place.shard}#{replica.generation}:{'hold' if hold else 'start'}",
                         epoch=epoch,
                         cluster=cluster,
                         replica=replica.id,
@@ -65,6 +65,7 @@ def messages(
                         rendezvous=rendezvous,
                         addresses=addresses,
                         weights=weights,
+                        hold=hold,
                     )
                 )
             case DrainCommand(node=node, shard=shard, generation=generation, reason=reason):

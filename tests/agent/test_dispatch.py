@@ -42,6 +42,9 @@ class Asked:
         if self.refuse:
             raise OperatorError(shard, self.refuse)
 
+    def launch(self) -> None:
+        self.calls.append("launch")
+
     def drain(self, reason: str) -> None:
         self.calls.append(f"drain {reason}")
 
@@ -53,6 +56,17 @@ def dispatch(folder: Path, asked: Asked) -> Dispatch:
     return Dispatch(asked, Epoch(EpochFile(folder)), lambda: INVENTORY)
 
 
+async def test_a_start_that_was_held_is_let_go_by_the_same_start_without_it(tmp_path: Path) -> None:
+    asked = Asked()
+    it = dispatch(tmp_path, asked)
+    await it.run(evolve(start(), command="hold", hold=True))
+    await it.run(evolve(start(), command="hold too", hold=True))
+    assert asked.calls == ["start m-1.0"]
+    await it.run(start())
+    await it.run(start())
+    assert asked.calls == ["start m-1.0", "launch"]
+
+
 async def test_each_command_is_done_once(tmp_path: Path) -> None:
     asked = Asked()
     it = dispatch(tmp_path, asked)
@@ -62,7 +76,7 @@ async def test_each_command_is_done_once(tmp_path: Path) -> None:
     assert (first.accepted, asked.calls) == (True, ["start m-1.0"])
     again = evolve(command, command="another id for the same start")
     assert (await it.run(again)).accepted
-    assert asked.calls == ["start m-1.0"], "it runs already"
+    assert asked.calls == ["start m-1.0", "launch"], "it runs already, which a launch does not change"
     for told in (
         DrainShard("d", 1, "m-1.0", 1, "x"),
         StopShard("s", 1, "m-1.0", 1, "y", 3),

@@ -24,6 +24,7 @@ from llmgw.scheduler.state import (
     Replica,
     ShardReport,
     ShardState,
+    WaitsFor,
 )
 from llmgw.settings.daemon import Address
 from tests.scheduler.clusters import (
@@ -344,6 +345,33 @@ def test_other_ranks_start_once_rank_0_says_where_to_meet() -> None:
     assert decide(told(state, head), NOW).commands == (StartCommand(replica, replica.shards[1], meeting, addresses),)
     assert decide(told(state, evolve(head, rendezvous=None)), NOW).commands == ()
     assert decide(told(state, head, report(replica, ShardState.LOADING, rank=1)), NOW).commands == ()
+
+
+def test_ranks_that_fetch_are_held_until_all_have_their_weights() -> None:
+    """Rank 0 would wait for the others at its rendezvous for as long as they fetch, and time out."""
+    state, replica = pair()
+    of = evolve(replica.profile, weights="hf:org/tiny@main")
+    replica = evolve(replica, profile=of)
+    state = evolve(state, replicas=(replica,), models=(evolve(state.models[0], profiles=(of,)),))
+
+    def started(*reports: ShardReport) -> list[tuple[int, bool]]:
+        return [
+            (c.assignment.rank, c.hold)
+            for c in decide(told(state, *reports), NOW).commands
+            if isinstance(c, StartCommand)
+        ]
+
+    fetches = evolve(report(replica, ShardState.STARTING), waits_for=WaitsFor.WEIGHTS)
+    waits = evolve(fetches, waits_for=WaitsFor.RANKS)
+    other = evolve(report(replica, ShardState.STARTING, rank=1), waits_for=WaitsFor.WEIGHTS)
+    assert started() == [(0, True)]
+    assert started(fetches) == [(1, True)]
+    assert started(waits) == [(1, True)], "its other rank is not even told"
+    assert started(waits, other) == started(fetches, evolve(other, waits_for=WaitsFor.RANKS)) == []
+    assert started(waits, evolve(other, waits_for=WaitsFor.RANKS)) == [(0, False), (1, False)]
+    launched = evolve(other, waits_for=WaitsFor.NOTHING, state=ShardState.LOADING)
+    assert started(waits, launched) == [(0, False)], "an agent that holds nobody, or one whose word was lost"
+    assert started(waits, evolve(launched, state=ShardState.FAILED)) == []
 
 
 def test_one_rank_that_ends_ends_all_and_they_start_again_together() -> None:

@@ -1,7 +1,7 @@
-"""A shard whose weights are not on the node yet: it waits for the job that fetches them, and says how far that is.
+"""A shard whose engine is yet to be launched: its weights are fetched first, or the other ranks' are.
 
-It stands where a :class:`llmgw.agent.supervisor.Supervisor` will stand once the engine is started. No process and no
-record of it exist: after a restart of the agent the control plane asks for the start again.
+It stands where a :class:`llmgw.agent.supervisor.Supervisor` will stand then. No process and no record of it exist:
+after a restart of the agent the control plane asks for the start again.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from attrs import evolve, frozen
 from llmgw.agent.jobs.runner import Job
 from llmgw.agent.records import Record
 from llmgw.scheduler.jobs import JobReport, JobState, way
-from llmgw.scheduler.state import ShardReport, ShardState
+from llmgw.scheduler.state import ShardReport, ShardState, WaitsFor
 
 _LOOK_S = 1.0
 
@@ -29,6 +29,7 @@ class Waiting:
     next: str
     progress: float | None = None
     remedy: str = ""
+    waits_for: WaitsFor = WaitsFor.NOTHING
 
 
 def waiting(weights: str, job: JobReport, since: float, now: float, stall_s: float) -> Waiting:
@@ -43,28 +44,55 @@ def waiting(weights: str, job: JobReport, since: float, now: float, stall_s: flo
         return Waiting(ShardState.FAILED, now, reason, "", remedy="check the network, the proxy and the mirror")
     progress = job.done_bytes / job.total_bytes if job.total_bytes else None
     then = f"the engine is started once they are here; fails after {stall_s:g} s without a byte"
-    return Waiting(ShardState.STARTING, since, f"fetches {weights}: {way(job, now)}", then, progress)
+    fetches = f"fetches {weights}: {way(job, now)}"
+    return Waiting(ShardState.STARTING, since, fetches, then, progress, waits_for=WaitsFor.WEIGHTS)
 
 
-class Fetching:
-    """One shard that waits. ``changed`` is called with it whenever what it says is another."""
+def held(weights: str, since: float) -> Waiting:
+    """A rank that has all it needs: an engine that waits for the others would use up its time limits. Pure."""
+    reason, then = f"{weights} is here; other ranks still fetch theirs", "all ranks are started together"
+    return Waiting(ShardState.STARTING, since, reason, then, waits_for=WaitsFor.RANKS)
+
+
+class Pending:
+    """One shard that waits: for ``job``, if there is one, and with ``hold`` until :meth:`launch` is called.
+
+    ``changed`` is called with it whenever what it says is another.
+    """
 
     def __init__(
-        self, record: Record, job: Job, changed: Callable[[Fetching], None], clock: Callable[[], float]
+        self,
+        record: Record,
+        job: Job | None,
+        changed: Callable[[Pending], None],
+        clock: Callable[[], float],
+        *,
+        hold: bool = False,
     ) -> None:
         self.record = record
         self.job = job
-        self.shard = waiting(record.profile.weights, job.report, clock(), clock(), record.profile.limits.load_s)
         self.stop_asked: tuple[str, float] | None = None
+        self._hold = hold
         self._launching = False
-        self._stop = trio.Event()
+        self._told = trio.Event()
         self._changed = changed
         self._clock = clock
+        self.shard = self._look(clock())
 
     @property
     def key(self) -> tuple[str, int]:
         """Which start of which shard this is."""
         return self.record.shard, self.record.generation
+
+    @property
+    def path(self) -> str | None:
+        """Where its weights were fetched to."""
+        return None if self.job is None else self.job.report.result["path"]
+
+    def launch(self) -> None:
+        """The other ranks are as far."""
+        self._hold = False
+        self._told.set()
 
     def drain(self, reason: str) -> None:
         """Nothing is routed to it yet."""
@@ -75,7 +103,7 @@ class Fetching:
             self.stop_asked = (reason, grace_s)
         elif not self.shard.state.ended:
             self._become(Waiting(ShardState.STOPPED, self._clock(), f"{reason}; the engine was not started yet", ""))
-            self._stop.set()
+            self._told.set()
 
     def fail(self, reason: str, remedy: str) -> None:
         """The weights are here, and the engine cannot be started all the same."""
@@ -85,21 +113,31 @@ class Fetching:
         """What goes up to the control plane."""
         shard = self.shard
         said = self.record.report(shard.state, shard.reason, shard.next, shard.since)
-        return evolve(said, progress=shard.progress, remedy=shard.remedy)
+        return evolve(said, progress=shard.progress, remedy=shard.remedy, waits_for=shard.waits_for)
 
     async def wait(self) -> bool:
-        """Wait for the weights; ``False`` when they did not come, or nobody wants them any more."""
-        weights, limits = self.record.profile.weights, self.record.profile.limits
+        """Wait until it is to be launched; ``False`` when its weights did not come, or nobody wants it any more."""
         while not self.shard.state.ended:
-            if self.job.report.state is JobState.DONE:
+            self._told = trio.Event()
+            if self._here and not self._hold:
                 self._launching = True
                 return True
-            self._become(waiting(weights, self.job.report, self.shard.since, self._clock(), limits.load_s))
+            self._become(self._look(self.shard.since))
             with trio.move_on_after(_LOOK_S):
                 async with trio.open_nursery() as nursery:
-                    for event in (self.job.ended, self._stop):
+                    for event in (self._told, *(() if self.job is None or self._here else (self.job.ended,))):
                         nursery.start_soon(_either, event, nursery.cancel_scope)
         return False
+
+    @property
+    def _here(self) -> bool:
+        return self.job is None or self.job.report.state is JobState.DONE
+
+    def _look(self, since: float) -> Waiting:
+        profile = self.record.profile
+        if self.job is None or (self._here and self._hold):
+            return held(profile.weights, since)
+        return waiting(profile.weights, self.job.report, since, self._clock(), profile.limits.load_s)
 
     def _become(self, shard: Waiting) -> None:
         if evolve(shard, since=self.shard.since) != self.shard or shard.state is not self.shard.state:

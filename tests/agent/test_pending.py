@@ -15,15 +15,16 @@ from attrs import evolve
 pytest.importorskip("huggingface_hub")
 
 from fakes.hub import Hub
-from llmgw.agent.fetching import Fetching, waiting
 from llmgw.agent.jobs.runner import Jobs
 from llmgw.agent.jobs.works import NodeWorks
+from llmgw.agent.pending import Pending, waiting
 from llmgw.agent.shards import Shards
+from llmgw.agent.supervisor import Supervisor
 from llmgw.errors import OperatorError
 from llmgw.link.messages import StartShard
 from llmgw.scheduler import jobs as rules
 from llmgw.scheduler.jobs import Fetch, JobSpec, JobState
-from llmgw.scheduler.state import ShardReport, ShardState
+from llmgw.scheduler.state import ShardReport, ShardState, WaitsFor
 from llmgw.settings.daemon import WeightsConfig
 from llmgw.settings.document import WeightsRules
 from tests.agent.test_shards import INVENTORY, config, start
@@ -101,7 +102,7 @@ async def test_two_shards_share_a_fetch_say_how_far_it_is_and_serve(tmp_path: Pa
         assert hub.bytes_sent["a.safetensors"] == 200_000
         before = len(hub.asked)
         await here.shards.start(asked(hub, "m-4.0", devices=(2,)), INVENTORY)
-        assert not isinstance(here.shards.find("m-4.0", 1), Fetching), "what is here is not fetched again"
+        assert not isinstance(here.shards.find("m-4.0", 1), Pending), "what is here is not fetched again"
         assert len(hub.asked) == before
 
 
@@ -122,6 +123,43 @@ async def test_a_stop_cancels_the_fetch_and_the_devices_are_free_again(tmp_path:
         hub.go.set()
         await here.shards.start(asked(hub, generation=2), INVENTORY)
         await until(lambda: here.report().state is S.READY)
+
+
+@pytest.mark.parametrize("here", [False, True], ids=["fetched", "was here"])
+async def test_a_rank_is_held_until_the_others_have_their_weights_and_its_time_begins_then(
+    tmp_path: Path, hub: Hub, here: bool
+) -> None:
+    async with node(tmp_path) as it:
+        if here:
+            job = await it.jobs.fetch(Fetch("hf:org/tiny@main", hub.url), "another")
+            await job.ended.wait()
+        before = len(it.jobs.reports())
+        await it.shards.start(evolve(asked(hub), hold=True), INVENTORY)
+        await until(lambda: it.report().waits_for is WaitsFor.RANKS)
+        held = it.report()
+        assert (held.state, held.pid) == (S.STARTING, None)
+        assert held.reason == "hf:org/tiny@main is here; other ranks still fetch theirs"
+        assert len(it.jobs.reports()) == before + (0 if here else 1)
+        with pytest.raises(OperatorError, match=r"is held by shard m-1\.0"):
+            await it.shards.start(asked(hub, "m-3.0"), INVENTORY)
+        found = it.shards.find("m-1.0", 1)
+        assert isinstance(found, Pending)
+        released = time.time()
+        found.launch()
+        await until(lambda: it.report().pid)
+        assert it.report().waits_for is WaitsFor.NOTHING
+        supervisor = it.shards.find("m-1.0", 1)
+        assert isinstance(supervisor, Supervisor)
+        deadline = supervisor.shard.deadline
+        assert deadline is None or deadline >= released + supervisor.record.profile.limits.start_s
+        await until(lambda: it.report().state is S.READY)
+        await it.shards.start(evolve(asked(hub, "m-2.0", devices=(1,)), hold=True), INVENTORY)
+        await until(lambda: it.report("m-2.0").waits_for is WaitsFor.RANKS)
+        held_back = it.shards.find("m-2.0", 1)
+        assert held_back is not None
+        held_back.stop("another rank failed", 1.0)
+        assert it.report("m-2.0").reason == "another rank failed; the engine was not started yet"
+        await it.shards.forget("m-2.0", 1)
 
 
 async def test_what_cannot_be_fetched_fails_with_the_reason(tmp_path: Path, hub: Hub) -> None:
