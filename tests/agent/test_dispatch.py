@@ -83,7 +83,7 @@ async def test_each_command_is_done_once(tmp_path: Path) -> None:
         ForgetShard("f", 1, "m-1.0", 1),
     ):
         assert (await it.run(told)).accepted
-    assert asked.calls[1:] == ["drain x", "stop y 3", "forget m-1.0"]
+    assert asked.calls[2:] == ["drain x", "stop y 3", "forget m-1.0"]
 
 
 async def test_a_stop_of_what_is_not_here_is_done_already(tmp_path: Path) -> None:

@@ -162,6 +162,55 @@ async def test_a_rank_is_held_until_the_others_have_their_weights_and_its_time_b
         await it.shards.forget("m-2.0", 1)
 
 
+async def test_the_next_agent_goes_on_with_the_fetch_and_the_start_that_is_asked_for_again_shares_it(
+    tmp_path: Path, hub: Hub
+) -> None:
+    hub.faults.hold_after = 64 * 1024
+    async with trio.open_nursery() as nursery:
+        first = Node(tmp_path)
+        await nursery.start(first.shards.run)
+        await nursery.start(first.jobs.run)
+        for number in range(2):
+            await first.shards.start(asked(hub, f"m-{number}.0", devices=(number,)), INVENTORY)
+        await until(hub.held.is_set)
+        (job,) = first.jobs.reports()
+        nursery.cancel_scope.cancel(reason="the agent stops")
+    async with node(tmp_path) as here:
+        assert here.shards.reports() == (), "what was not launched is asked for again"
+        assert [(r.id, r.attempt) for r in here.jobs.reports()] == [(job.id, 2)]
+        for number in range(2):
+            await here.shards.start(asked(hub, f"m-{number}.0", devices=(number,)), INVENTORY)
+        assert len(here.jobs.reports()) == 1, "they share the fetch that goes on"
+        found = here.shards.find("m-1.0", 1)
+        assert found is not None
+        found.stop("nobody wants it", 1.0)
+        hub.go.set()
+        await until(lambda: here.report("m-0.0").state is S.READY)
+        (ended,) = here.jobs.reports()
+        assert (ended.id, ended.state) == (job.id, JobState.DONE)
+        assert here.report().state is S.STOPPED
+
+
+async def test_a_fetch_that_went_on_with_the_next_agent_ends_with_the_last_shard_that_wants_it(
+    tmp_path: Path, hub: Hub
+) -> None:
+    hub.faults.hold_after = 64 * 1024
+    async with trio.open_nursery() as nursery:
+        first = Node(tmp_path)
+        await nursery.start(first.shards.run)
+        await nursery.start(first.jobs.run)
+        await first.shards.start(asked(hub), INVENTORY)
+        await until(hub.held.is_set)
+        nursery.cancel_scope.cancel(reason="the agent stops")
+    async with node(tmp_path) as here:
+        await here.shards.start(asked(hub), INVENTORY)
+        found = here.shards.find("m-1.0", 1)
+        assert found is not None
+        found.stop("nobody wants it", 1.0)
+        await until(lambda: here.jobs.reports()[0].state is JobState.CANCELLED)
+        hub.go.set()
+
+
 async def test_what_cannot_be_fetched_fails_with_the_reason(tmp_path: Path, hub: Hub) -> None:
     hub.faults.gated = True
     async with node(tmp_path) as here:

@@ -401,6 +401,25 @@ async def test_a_shim_of_an_earlier_launch_never_starts_in_a_folder_that_is_used
         assert mark.exists() is started
 
 
+async def test_a_launch_that_is_under_way_is_not_cut_off(folder: Path) -> None:
+    """Its session may end at any moment: cut off in the middle, nobody would know whether there is an engine."""
+    async with running(config(folder)) as node:
+        await node.shards.start(start(), INVENTORY)
+        await node.until(S.READY)
+        node.get().stop("enough", 1)
+        await node.until_ended()
+    place = folder / "shards/m-1.0-g1"
+    for name in ("shim.json", "exit.json"):
+        (place / name).unlink()
+    env = {**os.environ, "LLMGW_LAUNCH": records.read(place).launch}
+    with trio.CancelScope() as session:
+        session.cancel()
+        await process.spawn(place, ("/bin/sh", "-c", "exec sleep 3600"), env)
+    pids = records.pids(place)
+    assert pids is not None
+    assert alive(pids.engine)
+
+
 async def test_what_ended_without_an_agent_is_reported(folder: Path) -> None:
     settings = config(folder)
     async with running(settings) as node:

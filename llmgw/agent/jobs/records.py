@@ -27,12 +27,16 @@ KEPT = 50
 
 @frozen
 class Record:
-    """What is to be done, how far it is, and the process that does it, started in the boot ``boot_id``."""
+    """What is to be done, how far it is, and the process that does it, started in the boot ``boot_id``.
+
+    Unless it was ``asked`` for by its id, it is over when no shard waits for it any more.
+    """
 
     spec: JobSpec
     report: JobReport
     child: Known | None = None
     boot_id: str = ""
+    asked: bool = True
 
 
 @cache

@@ -101,7 +101,7 @@ class Jobs:
             if record.child is not None and record.boot_id == boot_id():
                 await child.end_left(record.child)
             report = rules.taken_up(report, self._clock())
-        job = Job(record.spec, report, asked=True)
+        job = Job(record.spec, report, asked=record.asked)
         self._known[record.spec.id] = job
         if report.state.ended:
             job.ended.set()
@@ -234,7 +234,7 @@ class Jobs:
             self._changed(report)
 
     def _record(self, job: Job) -> Record:
-        return Record(job.spec, job.report, job.child, boot_id())
+        return Record(job.spec, job.report, job.child, boot_id(), job.asked)
 
     async def _write(self, job: Job) -> None:
         folder = records.folder_of(self._folder, job.spec.id)

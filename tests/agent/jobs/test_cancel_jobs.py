@@ -13,17 +13,17 @@ import trio
 from llmgw.agent.jobs.child import Work
 from llmgw.errors import OperatorError
 from llmgw.scheduler.jobs import JobSpec, JobState
-from tests.agent.jobs.test_runner import end, running, spec
+from tests.agent.jobs.test_runner import end, get, running, spec, until
 from tests.sweep import Injection, sweep
 
 WITHIN_S = 3.0
 """What a child is given to end by itself, and a moment."""
 
-# It starts a process of its own, says how far it is and that it is done, and ends when its agent has gone.
+# It starts a process of its own, says how far it is, and is done when it may go on: left alone, neither ever ends.
 FETCH = """
 sleep 600 &
 echo '{"type": "bytes", "done": 5, "total": 10}'
-sleep 0.05
+while [ ! -e "$GO" ]; do sleep 0.01; done
 kill $!
 echo '{"type": "done", "path": "/p"}'
 """
@@ -34,10 +34,11 @@ class Marked:
 
     def __init__(self, folder: Path) -> None:
         self.mark = f"LLMGW_SWEEP={folder}"
+        self.go = folder / "go"
 
     def work(self, _spec: JobSpec, _folder: Path) -> Work:
         name, _, value = self.mark.partition("=")
-        return Work(("/bin/sh", "-c", FETCH), {**os.environ, name: value})
+        return Work(("/bin/sh", "-c", FETCH), {**os.environ, name: value, "GO": str(self.go)})
 
     def finish(self, _spec: JobSpec, result: dict[str, str]) -> dict[str, str]:
         return result
@@ -62,18 +63,22 @@ def fetches(folder: Path, stride: int) -> tuple[Injection, ...]:
                 # An agent that has just been cancelled may say so before its tasks are told.
                 assert refused.reason == "the agent is stopping"
                 return
+            await until(lambda: get(jobs).report.done_bytes)
+            works.go.touch()
             await end(jobs)
 
     async def after() -> None:
         with trio.fail_after(10):
             while works.living():
                 await trio.sleep(0.01)
+        works.go.touch()
         async with running(folder, works) as jobs:
             await jobs.start(spec("w"))
             report = await end(jobs)
         assert report.state is JobState.DONE
         assert report.result == {"path": "/p"}
         shutil.rmtree(folder / "jobs")
+        works.go.unlink()
 
     return sweep(scenario, after=after, within_s=WITHIN_S, stride=stride, real_clock=True)
 
