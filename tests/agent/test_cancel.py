@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import os
 import random
-from collections.abc import Awaitable, Callable, Iterator
-from contextlib import suppress
+from collections.abc import Awaitable, Callable
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import pytest
 import trio
@@ -16,33 +17,29 @@ from fakes.machines import MACHINES, render
 from llmgw.agent import main, records
 from llmgw.agent.dispatch import Dispatch
 from llmgw.agent.epoch import Epoch, EpochFile
-from llmgw.agent.stop import stop_engines
 from llmgw.link.messages import DrainShard, ForgetShard, ShardCommand, StopShard
 from llmgw.scheduler.state import ShardState
 from llmgw.settings.daemon import Discovery, GpuSource
-from tests.agent.test_shards import INVENTORY, Node, alive, config, marked, running, start, within_5_s
+from tests.agent.test_shards import (
+    INVENTORY,
+    SLEEPER,
+    Node,
+    alive,
+    config,
+    processes,
+    running,
+    start,
+    until,
+    within_5_s,
+)
 from tests.sweep import CancelAt, Injection, sweep
 
 S = ShardState
 WITHIN_S = 2.0
 """A cancelled agent ends within this: what is being launched at that moment is launched first, which takes a moment."""
 
-LIFE_S = 0.3
-"""So much of what only goes on is swept: every watcher has come round by then."""
-
-SLEEPER = ("/bin/sh", "-c", "exec sleep 3600")
 STUBBORN = ("/bin/sh", "-c", "trap '' TERM; sleep 3600 & wait; wait")
-"""Engines that are up within milliseconds, and serve nothing."""
-
-
-def processes(place: Path) -> set[int]:
-    """Shims and engines of this state folder that live: told by where they work, or by what they were told."""
-    found = set(marked(place))
-    for entry in Path("/proc").iterdir():
-        with suppress(OSError):
-            if entry.name.isdigit() and (entry / "cwd").readlink().is_relative_to(place) and alive(int(entry.name)):
-                found.add(int(entry.name))
-    return found
+"""As :data:`tests.agent.test_shards.SLEEPER`, and ends by SIGKILL only."""
 
 
 @frozen
@@ -87,15 +84,6 @@ class Place:
         records.write(place, evolve(record, state=state))
 
 
-@pytest.fixture
-def folder(tmp_path: Path) -> Iterator[Path]:
-    place = tmp_path / "agent"
-    place.mkdir(mode=0o700)
-    yield place
-    stop_engines(place, 0.0)
-    assert within_5_s(lambda: processes(place) == set())
-
-
 async def launched(place: Place, state: ShardState, **engine: object) -> int:
     """An engine in this state that no agent watches."""
     async with running(config(place.folder, place.command)) as node:
@@ -128,53 +116,49 @@ def starts(folder: Path, stride: int, instrument_of: Callable[[int, str], Cancel
     )
 
 
-def loads(folder: Path, stride: int) -> Tried:
+async def seen_loading(_place: Place, node: Node) -> None:
+    """It was adopted as not known to be ready, and has answered since."""
+    await node.until(S.LOADING)
+
+
+async def seen_serving(_place: Place, node: Node) -> None:
+    """It has said what it has to do."""
+    await until(lambda: node.shards.loads())
+
+
+async def seen_draining(place: Place, node: Node) -> None:
+    await place.ask(node, DrainShard("d", 1, "m-1.0", 1, "enough"))
+    await node.until(S.DRAINING)
+    await seen_serving(place, node)
+
+
+def goes_on(
+    folder: Path, stride: int, state: S, seen: Callable[[Place, Node], Awaitable[None]], **engine: Any
+) -> Tried:
+    """An engine that is adopted in this state, watched until something is seen of it, and let go."""
     place = Place(folder)
-    pid = trio.run(partial(launched, place, S.LOADING, load_s=3600))
+    pid = trio.run(partial(launched, place, state, **engine))
 
     async def scenario() -> None:
         node = place.agent()
         async with trio.open_nursery() as nursery:
             await nursery.start(node.shards.run)
-            await trio.sleep(LIFE_S)
+            await seen(place, node)
             nursery.cancel_scope.cancel()
 
-    return sweep(
-        scenario, after=partial(place.goes_on, pid, S.LOADING), within_s=WITHIN_S, stride=stride, real_clock=True
-    )
+    return sweep(scenario, after=partial(place.goes_on, pid, state), within_s=WITHIN_S, stride=stride, real_clock=True)
+
+
+def loads(folder: Path, stride: int) -> Tried:
+    return goes_on(folder, stride, S.LOADING, seen_loading, load_s=3600)
 
 
 def serves(folder: Path, stride: int) -> Tried:
-    place = Place(folder)
-    pid = trio.run(partial(launched, place, S.READY))
-
-    async def scenario() -> None:
-        node = place.agent()
-        async with trio.open_nursery() as nursery:
-            await nursery.start(node.shards.run)
-            await trio.sleep(LIFE_S)
-            nursery.cancel_scope.cancel()
-
-    return sweep(
-        scenario, after=partial(place.goes_on, pid, S.READY), within_s=WITHIN_S, stride=stride, real_clock=True
-    )
+    return goes_on(folder, stride, S.READY, seen_serving)
 
 
 def drains(folder: Path, stride: int) -> Tried:
-    place = Place(folder)
-    pid = trio.run(partial(launched, place, S.READY))
-
-    async def scenario() -> None:
-        node = place.agent()
-        async with trio.open_nursery() as nursery:
-            await nursery.start(node.shards.run)
-            await place.ask(node, DrainShard("d", 1, "m-1.0", 1, "enough"))
-            await trio.sleep(LIFE_S)
-            nursery.cancel_scope.cancel()
-
-    return sweep(
-        scenario, after=partial(place.goes_on, pid, S.READY), within_s=WITHIN_S, stride=stride, real_clock=True
-    )
+    return goes_on(folder, stride, S.READY, seen_draining)
 
 
 def stops(folder: Path, stride: int, command: tuple[str, ...] = SLEEPER, grace_s: float = 1.0) -> Tried:
@@ -209,12 +193,21 @@ def whole(folder: Path, stride: int) -> Tried:
     settings = evolve(config(folder), discovery=Discovery(GpuSource.NVML, str(machine), interval_s=1000))
 
     async def scenario() -> None:
-        with trio.move_on_after(2 * LIFE_S):
-            await main._main(settings)
+        with trio.socket.socket(trio.socket.AF_UNIX, trio.socket.SOCK_DGRAM) as told:
+            await told.bind(os.environ["NOTIFY_SOCKET"])
+            try:
+                async with trio.open_nursery() as nursery:
+                    nursery.start_soon(main._main, settings)
+                    assert await told.recv(100) == b"READY=1"
+                    nursery.cancel_scope.cancel()
+            finally:
+                os.unlink(os.environ["NOTIFY_SOCKET"])
 
-    return sweep(
-        scenario, after=partial(place.goes_on, pid, S.READY), within_s=WITHIN_S, stride=stride, real_clock=True
-    )
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setenv("NOTIFY_SOCKET", str(folder.parent / "notify"))
+        return sweep(
+            scenario, after=partial(place.goes_on, pid, S.READY), within_s=WITHIN_S, stride=stride, real_clock=True
+        )
 
 
 PHASES: dict[str, tuple[Phase, int]] = {

@@ -3,29 +3,17 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 import trio
 from attrs import evolve
 
-from llmgw.agent.stop import stop_engines
 from llmgw.link.messages import StartShard
 from llmgw.scheduler.state import Exit, ShardReport, ShardState
-from tests.agent.test_cancel import processes
-from tests.agent.test_shards import INVENTORY, Node, alive, config, running, start, within_5_s
+from tests.agent.test_shards import INVENTORY, Node, alive, config, processes, running, start
 
 S = ShardState
-
-
-@pytest.fixture
-def folder(tmp_path: Path) -> Iterator[Path]:
-    place = tmp_path / "agent"
-    place.mkdir(mode=0o700)
-    yield place
-    stop_engines(place, 0.0)
-    assert within_5_s(lambda: processes(place) == set())
 
 
 def within(command: StartShard, load_s: float) -> StartShard:

@@ -21,21 +21,11 @@ from llmgw.errors import OperatorError
 from llmgw.hardware.inventory import Device
 from llmgw.link.messages import StopShard
 from llmgw.scheduler.state import Exit, ShardState
-from tests.agent.test_cancel import SLEEPER, processes
-from tests.agent.test_shards import INVENTORY, alive, config, running, start, within_5_s
+from tests.agent.test_shards import INVENTORY, SLEEPER, alive, config, processes, running, start, within_5_s
 
 S = ShardState
 MIB = 1024 * 1024
 PAGE = 4096
-
-
-@pytest.fixture
-def folder(tmp_path: Path) -> Iterator[Path]:
-    place = tmp_path / "agent"
-    place.mkdir(mode=0o700)
-    yield place
-    stop_engines(place, 0.0)
-    assert within_5_s(lambda: processes(place) == set())
 
 
 def mount(place: Path, options: str) -> None:

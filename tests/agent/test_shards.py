@@ -8,7 +8,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager, suppress
 from pathlib import Path
 from typing import Any
@@ -32,6 +32,8 @@ from llmgw.settings.daemon import Address, AgentConfig, EngineInstall, TlsFiles
 DEVICES = tuple(Device(n, f"GPU-{n}", "x", "h100-80g", 81559, 1) for n in range(4))
 INVENTORY = Inventory(Host("h", "b"), "nvidia-smi", DEVICES)
 S = ShardState
+SLEEPER = ("/bin/sh", "-c", "exec sleep 3600")
+"""An engine that is up within milliseconds, and serves nothing."""
 
 
 def config(folder: Path, command: tuple[str, ...] | None = None) -> AgentConfig:
@@ -113,6 +115,16 @@ def marked(folder: Path) -> list[int]:
     return found
 
 
+def processes(place: Path) -> set[int]:
+    """Shims and engines of this state folder that live: told by where they work, or by what they were told."""
+    found = set(marked(place))
+    for entry in Path("/proc").iterdir():
+        with suppress(OSError):
+            if entry.name.isdigit() and (entry / "cwd").readlink().is_relative_to(place) and alive(int(entry.name)):
+                found.add(int(entry.name))
+    return found
+
+
 def within_5_s(done: Callable[[], bool]) -> bool:
     deadline = time.monotonic() + 5
     while not done():
@@ -122,15 +134,10 @@ def within_5_s(done: Callable[[], bool]) -> bool:
     return True
 
 
-@pytest.fixture
-def folder(tmp_path: Path) -> Iterator[Path]:
-    """A state folder whose engines are all gone after the test, however that went."""
-    place = tmp_path / "agent"
-    place.mkdir(mode=0o700)
-    yield place
-    stop_engines(place, 0.0)
-    # A shim whose launch was given up may need a moment to find that out.
-    assert within_5_s(lambda: marked(place) == [])
+async def until(seen: Callable[[], Any], seconds: float = 15.0) -> None:
+    with trio.fail_after(seconds):
+        while not seen():
+            await trio.sleep(0.01)
 
 
 async def test_a_life(folder: Path) -> None:

@@ -117,6 +117,6 @@ def an_engine_is_installed_and_listed(system: System, ctl: Operator, wheels: Pat
     (begun,) = ctl.jobs("install", "vllm", "--node", NODE, "--version", "1.0", "--wheels", str(wheels))
     system.until("the install", lambda: ctl.job(begun["id"])["state"] in ("done", "failed"), 60)
     assert ctl.job(begun["id"])["result"]["version"] == "1.0", ctl.job(begun["id"])
+    system.until("the list", lambda: '"says": "1.0"' in ctl.says("nodes", "--json"))
     (node,) = json.loads(ctl.says("nodes", "--json"))["nodes"]
-    system.until("the list", lambda: "1.0" in ctl.says("nodes", "--json"))
     assert [(i["version"], i["current"]) for i in node["installs"] if i["name"] == "vllm"] == [("1.0", True)]
