@@ -273,7 +273,9 @@ class Supervisor:
                     )
                     self._observe(Worked(seen.running, seen.work))
             loading = self.shard.state in (ShardState.STARTING, ShardState.LOADING)
-            await trio.sleep(_PROBE_LOADING_S if loading else _PROBE_READY_S)
+            # Often enough to see within its time that it hangs.
+            serving_s = min(_PROBE_READY_S, self.record.profile.limits.hang_s / 4)
+            await trio.sleep(_PROBE_LOADING_S if loading else serving_s)
 
     async def _watch_clock(self) -> None:
         while True:

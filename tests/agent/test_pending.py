@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
@@ -27,7 +27,7 @@ from llmgw.scheduler.jobs import Fetch, JobSpec, JobState
 from llmgw.scheduler.state import ShardReport, ShardState, WaitsFor
 from llmgw.settings.daemon import WeightsConfig
 from llmgw.settings.document import WeightsRules
-from tests.agent.test_shards import INVENTORY, config, start
+from tests.agent.test_shards import INVENTORY, config, start, until
 
 S = ShardState
 
@@ -69,12 +69,6 @@ async def node(folder: Path) -> AsyncIterator[Node]:
             while list(made.shards.alive()):
                 await trio.sleep(0.01)
         nursery.cancel_scope.cancel(reason="the test has ended")
-
-
-async def until(seen: Callable[[], Any]) -> None:
-    with trio.fail_after(30):
-        while not seen():
-            await trio.sleep(0.01)
 
 
 async def test_two_shards_share_a_fetch_say_how_far_it_is_and_serve(tmp_path: Path, hub: Hub) -> None:

@@ -6,7 +6,7 @@ import json
 import os
 import shutil
 import signal
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
@@ -28,18 +28,9 @@ from llmgw.scheduler.state import ShardState
 from llmgw.settings.daemon import Discovery, GpuSource
 from tests.agent.test_attempts import ended
 from tests.agent.test_proctree import made
-from tests.agent.test_shards import INVENTORY, Node, alive, config, marked, running, shim_of, start, within_5_s
+from tests.agent.test_shards import INVENTORY, Node, alive, config, running, shim_of, start, within_5_s
 
 S = ShardState
-
-
-@pytest.fixture
-def folder(tmp_path: Path) -> Iterator[Path]:
-    place = tmp_path / "agent"
-    place.mkdir(mode=0o700)
-    yield place
-    stop_engines(place, 0.0)
-    assert within_5_s(lambda: marked(place) == [])
 
 
 class Machine:
@@ -131,7 +122,7 @@ async def test_the_most_memory_is_remembered_while_it_loads_and_while_it_serves(
 
 
 async def test_when_it_gets_ready_the_hardware_is_read(folder: Path) -> None:
-    async with loaded(folder, load_s=1.0) as (node, machine):
+    async with loaded(folder, load_s=0.3) as (node, machine):
         machine.lists((node.get().pid, "python", 7000))
         await node.until(S.READY)
         with trio.fail_after(15):

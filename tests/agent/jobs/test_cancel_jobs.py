@@ -13,7 +13,8 @@ import trio
 from llmgw.agent.jobs.child import Work
 from llmgw.errors import OperatorError
 from llmgw.scheduler.jobs import JobSpec, JobState
-from tests.agent.jobs.test_runner import end, get, running, spec, until
+from tests.agent.jobs.test_runner import end, get, running, spec
+from tests.agent.test_shards import until
 from tests.sweep import Injection, sweep
 
 WITHIN_S = 3.0

@@ -6,7 +6,7 @@ import os
 import signal
 import sys
 import time
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
@@ -27,6 +27,7 @@ from llmgw.errors import OperatorError
 from llmgw.scheduler import jobs as rules
 from llmgw.scheduler.jobs import Fetch, JobReport, JobSpec, JobState
 from llmgw.settings.daemon import Address, AgentConfig, TlsFiles, WeightsConfig
+from tests.agent.test_shards import until
 
 FETCH = Fetch("hf:org/tiny@main")
 # It says that it runs, starts a process that ignores SIGTERM in its group, and waits until its agent is gone.
@@ -73,12 +74,6 @@ async def end(jobs: Jobs, job: str = "j1") -> JobReport:
     with trio.fail_after(30):
         await get(jobs, job).ended.wait()
     return get(jobs, job).report
-
-
-async def until(seen: Callable[[], Any]) -> None:
-    with trio.fail_after(20):
-        while not seen():
-            await trio.sleep(0.01)
 
 
 def spec(name: str, job: str = "j1") -> JobSpec:
