@@ -66,7 +66,11 @@ def retire(folder: Path, logs: Path, rules: Rules = Rules()) -> bool:
         # First the record, with the engine's key in it: a shim that is only just starting finds it gone, and does not.
         (folder / "record.json").unlink(missing_ok=True)
         for path in folder.iterdir():
-            if path.name not in _KEPT and path.name != "lock":
+            if path.name in _KEPT or path.name == "lock":
+                continue
+            if path.is_dir() and not path.is_symlink():  # it is where the engine works, and what that leaves there
+                shutil.rmtree(path, ignore_errors=True)
+            else:
                 path.unlink(missing_ok=True)
         logs.mkdir(mode=0o700, exist_ok=True)
         place = _free(logs, folder.name)

@@ -1,0 +1,62 @@
+"""State folders in which something is broken: said, left alone where it cannot be read, and never the end of an agent."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from llmgw.agent import leftovers
+from llmgw.scheduler.state import ShardState
+from tests.agent.test_shards import INVENTORY, SLEEPER, alive, config, running, start
+
+S = ShardState
+
+
+async def ended(folder: Path) -> Path:
+    """A launch that was started and has ended, as its agent left it."""
+    async with running(config(folder, SLEEPER)) as node:
+        await node.shards.start(start(), INVENTORY)
+        node.get().stop("enough", 1)
+        await node.until_ended()
+    return folder / "shards/m-1.0-g1"
+
+
+@pytest.mark.parametrize("name", ["record.json", "shim.json", "exit.json"])
+async def test_a_file_that_was_cut_at_any_byte_ends_no_agent(folder: Path, name: str) -> None:
+    place = await ended(folder)
+    whole = {path: path.read_bytes() for path in place.iterdir()}
+    data = whole[place / name]
+    for cut in range(len(data)):
+        for path, content in whole.items():
+            place.mkdir(exist_ok=True)
+            path.write_bytes(content)
+        (place / name).write_bytes(data[:cut])
+        left = leftovers.find(place, folder / "logs", 1.0)
+        if name == "record.json":
+            assert left is None
+            assert (place / "record.json").read_bytes() == data[:cut], "what cannot be read is left alone"
+        else:
+            assert left is None or left.shard.state.ended, (cut, left)
+    for other in (b"[]", b"null", b'{"shim": "x"}', b'{"code": {}, "signal": [], "at": "x"}', b"\xff\xfe", b"1" * 5000):
+        (place / name).write_bytes(other)
+        left = leftovers.find(place, folder / "logs", 1.0)
+        assert left is None or left.shard.state.ended, other
+
+
+async def test_files_that_are_folders_and_folders_that_are_files(folder: Path) -> None:
+    place = await ended(folder)
+    shards = folder / "shards"
+    (shards / "a-1.0-g1").write_text("a file")
+    (shards / "no shard").mkdir()
+    (shards / "b-1.0-g1/record.json").mkdir(parents=True)
+    (shards / "c-1.0-g1").symlink_to(place)
+    (place / "shim.json").unlink()
+    (place / "shim.json").mkdir()
+    async with running(config(folder, SLEEPER)) as node:
+        assert [r.shard for r in node.shards.reports()] == ["m-1.0"]
+        assert node.get().shard.state is S.STOPPED
+        await node.shards.forget("m-1.0", 1)
+        assert not place.exists()
+        await node.shards.start(start(generation=2), INVENTORY)
+        assert alive(node.get(generation=2).pid)
