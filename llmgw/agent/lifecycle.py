@@ -67,7 +67,7 @@ def step(
                 return shard, ()
             return Shard(_S.DRAINING, now, reason, "stopped when its requests have ended", rank=shard.rank), ()
         case Probed():
-            return _probed(shard, observation, model, limits, now), ()
+            return _probed(shard, observation, model, limits, now)
         case Worked(running=running, work=work):
             return _worked(shard, running, work, limits, now)
         case Progressed() if shard.rank > 0:
@@ -90,18 +90,25 @@ def _loading(phase: str, fraction: float | None, model: str, limits: Limits, now
     )
 
 
-def _probed(shard: Shard, seen: Probed, model: str, limits: Limits, now: float) -> Shard:
+def _probed(shard: Shard, seen: Probed, model: str, limits: Limits, now: float) -> tuple[Shard, tuple[Action, ...]]:
     if shard.state in (_S.STARTING, _S.LOADING):
         if seen.healthy and seen.listed:
-            return ready(model, now)
+            return ready(model, now), ()
         if shard.state is _S.STARTING and seen.healthy:
-            return _loading("/health answers, the model is not listed yet", None, model, limits, now)
-        return shard
-    if shard.state is _S.READY:
-        fine = f"/v1/models lists {model}"
-        reason = fine if seen.healthy else f"was ready, but /health fails now: {seen.said}"
-        return shard if reason == shard.reason else evolve(shard, reason=reason)
-    return shard
+            return _loading("/health answers, the model is not listed yet", None, model, limits, now), ()
+        return shard, ()
+    if shard.state not in (_S.READY, _S.DRAINING):
+        return shard, ()
+    since = None if seen.healthy else now if shard.silent_since is None else shard.silent_since
+    if since is not None and now - since >= limits.hang_s:
+        silent = f"hung: /health fails for {now - since:.0f} s and nothing else shows that it gets on: {seen.said}"
+        return ending.stuck(shard, silent, now)
+    shard = evolve(shard, silent_since=since)
+    if shard.state is _S.DRAINING:
+        return shard, ()
+    fine = f"/v1/models lists {model}"
+    reason = fine if seen.healthy else f"was ready, but /health fails now: {seen.said}"
+    return evolve(shard, reason=reason), ()
 
 
 def _progressed(shard: Shard, phase: str, fraction: float | None, model: str, limits: Limits, now: float) -> Shard:
@@ -151,6 +158,8 @@ def _worked(shard: Shard, running: int, work: float, limits: Limits, now: float)
     """
     if shard.state not in (_S.READY, _S.DRAINING):
         return shard, ()
+    if work != shard.work:
+        shard = evolve(shard, silent_since=None)  # SGLang's /health fails under load, while it works
     if running == 0 or work != shard.work or shard.idle_since is None:
         return evolve(shard, work=work, idle_since=None if running == 0 else now), ()
     if now - shard.idle_since < limits.hang_s:

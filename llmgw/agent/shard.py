@@ -52,13 +52,13 @@ class Shard:
 
     ``deadline`` is when the present state has taken too long: while loading that moves on with every step that was not
     seen before, and ``phases`` are those that were; ``read`` is the most that was seen read from disk. In a ready
-    engine ``idle_since`` says since when requests run and ``work`` does not grow. ``doomed`` is the reason of a failure
-    whose engine is still being ended, ``held`` says that SIGTERM is yet to be sent, once its stacks are written,
-    ``killed`` that SIGKILL was, and ``fate`` is what the shard becomes once nothing is left of an engine that has
-    ended; ``left`` says what still is. ``ended_while`` is the state in which its first process ended, when nobody had
-    asked for that. A ``rank`` above 0 serves nothing itself: its log says that it has loaded, and the time that all of
-    them may take is rank 0's. ``ended_at`` is when it went wrong or was over, however long it took after that until
-    nothing was left.
+    engine ``idle_since`` says since when requests run and ``work`` does not grow, ``silent_since`` since when
+    ``/health`` fails and it does not either. ``doomed`` is the reason of a failure whose engine is still being ended,
+    ``held`` says that SIGTERM is yet to be sent, once its stacks are written, ``killed`` that SIGKILL was, and ``fate``
+    is what the shard becomes once nothing is left of an engine that has ended; ``left`` says what still is.
+    ``ended_while`` is the state in which its first process ended, when nobody had asked for that. A ``rank`` above 0
+    serves nothing itself: its log says that it has loaded, and the time that all of them may take is rank 0's.
+    ``ended_at`` is when it went wrong or was over, however long it took after that until nothing was left.
     """
 
     state: ShardState
@@ -70,6 +70,7 @@ class Shard:
     phases: frozenset[str] = field(default=frozenset(), eq=False)
     work: float | None = field(default=None, eq=False)
     idle_since: float | None = field(default=None, eq=False)
+    silent_since: float | None = field(default=None, eq=False)
     read: int | None = field(default=0, eq=False)
     doomed: str | None = None
     held: bool = False

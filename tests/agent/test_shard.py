@@ -394,3 +394,21 @@ def test_a_rank_above_0_is_not_waited_for_long_and_it_is_said_when_it_did_not_li
     assert stopped.reason == "enough; it did not end by SIGTERM, killed by signal 9"
     hurried, _ = step(begin("m", LIMITS, 0, 1), StopAsked("enough", 1), "m", LIMITS, 2)
     assert hurried.deadline == 3, "less is asked for"
+
+
+def test_an_engine_that_answers_nothing_for_its_time_hangs_unless_it_works() -> None:
+    """Stopped, or stuck where it answers: it has no metrics then that could say so."""
+    for state in ((), ((2, DrainAsked("scaled down")),)):
+        shard, _ = play((1, LISTED), *state, (3, DOWN), (52.9, DOWN))
+        assert not shard.state.ended
+        assert shard.state is not ShardState.STOPPING
+        hung, actions = step(shard, DOWN, "m", LIMITS, 53)
+        assert (hung.state, actions) == (ShardState.STOPPING, (KeepStacks(),))
+        assert hung.reason == (
+            f"hung: /health fails for 50 s and nothing else shows that it gets on: {DOWN.said}{STACKS}"
+        )
+        assert step(step(shard, LISTED, "m", LIMITS, 52.9)[0], DOWN, "m", LIMITS, 60)[1] == ()
+        busy, _ = step(shard, Worked(1, 7.0), "m", LIMITS, 52.9)
+        assert step(busy, DOWN, "m", LIMITS, 60)[1] == (), "it works, and its /health is slow"
+        same, _ = step(step(busy, DOWN, "m", LIMITS, 60)[0], Worked(1, 7.0), "m", LIMITS, 61)
+        assert step(same, DOWN, "m", LIMITS, 110)[1] == (KeepStacks(),)
