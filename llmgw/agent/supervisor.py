@@ -314,9 +314,11 @@ class Supervisor:
             case Kill() if self._grip is not None:
                 self._log.warning("killing the engine and everything it started")
                 self._grip.kill()
+            case Kill():
+                # What its shim wrote down of itself cannot be read, and may never be.
+                self._log.warning("killing what bears the mark of this launch: nothing tells its processes")
+                self.tracking.kill_all()
             case KeepStacks():
                 self.tracking.keep_stacks()
             case KillRemains():
                 self.tracking.kill_remains()
-            case _:
-                return

@@ -86,6 +86,13 @@ class Tracking:
         """Write down where the engine stands; ``StacksKept`` is observed when that is done."""
         self._stuck.set()
 
+    def kill_all(self) -> None:
+        """SIGKILL every process of this launch that can be found. Blocking, for milliseconds."""
+        try:
+            kill_left(self._record, self.left())
+        except OSError as failed:
+            self._log.error("its processes cannot be looked at", error=str(failed))
+
     def kill_remains(self) -> None:
         """Kill what was found after the engine's end."""
         self._killing = True

@@ -7,8 +7,9 @@ from pathlib import Path
 import pytest
 
 from llmgw.agent import leftovers
+from llmgw.errors import OperatorError
 from llmgw.scheduler.state import ShardState
-from tests.agent.test_shards import INVENTORY, SLEEPER, alive, config, running, start
+from tests.agent.test_shards import INVENTORY, SLEEPER, alive, config, processes, running, start
 
 S = ShardState
 
@@ -42,6 +43,23 @@ async def test_a_file_that_was_cut_at_any_byte_ends_no_agent(folder: Path, name:
         (place / name).write_bytes(other)
         left = leftovers.find(place, folder / "logs", 1.0)
         assert left is None or left.shard.state.ended, other
+
+
+@pytest.mark.parametrize("said", [b"", b"{"], ids=["empty", "cut"])
+async def test_an_engine_whose_shim_cannot_be_read_is_known_and_can_be_ended(folder: Path, said: bytes) -> None:
+    async with running(config(folder)) as node:
+        await node.shards.start(start(workers=1), INVENTORY)
+        await node.until(S.READY)
+    place = folder / "shards/m-1.0-g1"
+    (place / "shim.json").write_bytes(said)
+    async with running(config(folder)) as node:
+        assert (node.get().report().state, node.get().pid) == (S.READY, None)
+        with pytest.raises(OperatorError, match=r"is held by shard m-1\.0"):
+            await node.shards.start(start("m-2.0"), INVENTORY)
+        node.get().stop("enough", 0.2)
+        assert (await node.until_ended()).state is S.STOPPED
+        assert processes(folder) == set()
+        await node.shards.forget("m-1.0", 1)
 
 
 async def test_files_that_are_folders_and_folders_that_are_files(folder: Path) -> None:
