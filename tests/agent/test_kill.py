@@ -23,7 +23,7 @@ from llmgw.agent.dispatch import Dispatch
 from llmgw.agent.epoch import Epoch, EpochFile
 from llmgw.agent.stop import stop_engines
 from llmgw.scheduler.state import Exit, ShardReport, ShardState
-from tests.agent.test_shards import INVENTORY, Node, alive, config, marked, running, start, within_5_s
+from tests.agent.test_shards import INVENTORY, Node, alive, config, marked, running, start, until, within_5_s
 
 S = ShardState
 TOP = Path(__file__).resolve().parents[2]
@@ -169,8 +169,11 @@ async def one_start(victims: Victims, place: Path, point: Point, **engine: Any) 
     async with running(config(place)) as node:
         victim.go.touch()
         await start_again(node, place, **engine)
-        pid = (await node.until(S.READY)).pid
+        await node.until(S.READY)
+        # One that was held back right before it told its engine's pid tells it now; the engine may serve already.
+        await until(lambda: node.get().pid)
         await settled(node, place)
+        pid = node.get().pid
         assert pid is not None
         assert engines_of(place) == {pid}
         assert before <= {pid}, "the engine that was there goes on"
