@@ -2,6 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import TypeVar
+
+E = TypeVar("E", bound=BaseException)
+
 
 class LlmgwError(Exception):
     """Parent of every error that this project raises on purpose.
@@ -31,3 +37,27 @@ class PeerError(LlmgwError):
 
 class BugError(LlmgwError):
     """A promise inside llmgw was broken; the daemon that sees it should stop and say so."""
+
+
+def leaves(group: BaseExceptionGroup[E]) -> Iterator[E]:
+    """The exceptions in a group, however deep."""
+    for one in group.exceptions:
+        if isinstance(one, BaseExceptionGroup):
+            yield from leaves(one)
+        else:
+            yield one
+
+
+@contextmanager
+def first_error() -> Iterator[None]:
+    """One error of ours out of a group that holds nothing else, so that the command line can print it."""
+    found: LlmgwError | None = None
+    try:
+        yield
+    except BaseExceptionGroup as group:
+        ours, others = group.split(LlmgwError)
+        if ours is None or others is not None:
+            raise
+        found = next(leaves(ours))
+    if found is not None:
+        raise found

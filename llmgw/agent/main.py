@@ -24,6 +24,7 @@ from llmgw.agent.session import Link, Outbox
 from llmgw.agent.shards import Shards
 from llmgw.agent.weights import Weights
 from llmgw.discovery.weights import hub_cache
+from llmgw.errors import first_error
 from llmgw.hardware.inventory import Inventory
 from llmgw.link.client import Backoff, connect
 from llmgw.scheduler.state import ShardReport
@@ -35,7 +36,7 @@ from llmgw.telemetry.logging import configure, logger
 def run(config: AgentConfig) -> None:
     """Run until a signal ends it. Raises :class:`llmgw.errors.OperatorError` when it cannot start."""
     configure(config.log, "agent")
-    with held(Path(config.state_dir), "agent"):
+    with held(Path(config.state_dir), "agent"), first_error():
         trio.run(partial(_main, config), strict_exception_groups=True)
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable
 from pathlib import Path
 
 import trio
@@ -17,7 +17,7 @@ from llmgw.agent.proctree import PROC
 from llmgw.agent.records import Record
 from llmgw.agent.shard import Shard, begin
 from llmgw.agent.supervisor import Supervisor
-from llmgw.errors import OperatorError
+from llmgw.errors import OperatorError, leaves
 from llmgw.hardware.inventory import Inventory
 from llmgw.link.messages import StartShard
 from llmgw.scheduler.jobs import Fetch
@@ -109,9 +109,11 @@ class Shards:
             ) from failed
 
     def _make_folder(self) -> None:
-        self._folder.mkdir(mode=0o700, exist_ok=True)
         if self._folder.is_symlink():
             raise OperatorError(str(self._folder), "is a symbolic link", "move what it names here")
+        if self._folder.exists() and not self._folder.is_dir():
+            raise OperatorError(str(self._folder), "is not a folder", "move it away")
+        self._folder.mkdir(mode=0o700, exist_ok=True)
 
     async def _take_over(self, folder: Path) -> None:
         """Adopt what runs, and report what has ended."""
@@ -159,7 +161,7 @@ class Shards:
                 try:
                     await self._attend(supervisor)
                 except* OSError as failed:
-                    said = ", ".join(sorted({str(one) for one in _single(failed)}))
+                    said = ", ".join(sorted({str(one) for one in leaves(failed)}))
                     self._log.error("supervision failed; the engine goes on", shard=supervisor.record.shard, error=said)
                     await trio.sleep(_AGAIN_S)
         finally:
@@ -278,11 +280,3 @@ class Shards:
                 await known.settled.wait()
             await attempts.put_away(known.folder, known.record, known.shard, self._logs)
         self._known.pop((shard, generation), None)
-
-
-def _single(failed: BaseExceptionGroup[OSError]) -> Iterator[OSError]:
-    for one in failed.exceptions:
-        if isinstance(one, BaseExceptionGroup):
-            yield from _single(one)
-        else:
-            yield one

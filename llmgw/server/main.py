@@ -17,7 +17,7 @@ from pathlib import Path
 import trio
 
 from llmgw import __version__
-from llmgw.errors import LlmgwError, OperatorError
+from llmgw.errors import OperatorError, first_error
 from llmgw.link.server import serve as serve_link
 from llmgw.router.table import Table
 from llmgw.router.worker import RouterWorker
@@ -49,26 +49,9 @@ def run(config: ServerConfig) -> None:
 
 
 async def _main(config: ServerConfig) -> None:
-    with held(Path(config.state_dir), "server"), _first_error():
+    with held(Path(config.state_dir), "server"), first_error():
         async with SqliteStore(Path(config.state_dir) / "llmgw.db") as store:
             await Server(config, store).run()
-
-
-@contextmanager
-def _first_error() -> Iterator[None]:
-    """One error of ours out of a group that holds nothing else, so that the command line can print it."""
-    found: BaseException | None = None
-    try:
-        yield
-    except BaseExceptionGroup as group:
-        ours, others = group.split(LlmgwError)
-        if ours is None or others is not None:
-            raise
-        found = ours
-    while isinstance(found, BaseExceptionGroup):
-        found = found.exceptions[0]
-    if found is not None:
-        raise found
 
 
 class Server:

@@ -256,6 +256,14 @@ def test_a_state_folder_that_cannot_be_used_is_named(tmp_path: Path) -> None:
         subprocess.run(["umount", "-l", str(real)], check=True)
 
 
+def test_an_agent_that_cannot_see_what_was_left_says_so_and_ends(folder: Path) -> None:
+    """In one sentence, as everything that an operator has to mend."""
+    (folder / "shards").write_text("")
+    with pytest.raises(OperatorError, match=r"shards: is not a folder\. move it away"):
+        main.run(config(folder))
+    (folder / "shards").unlink()
+
+
 async def test_a_shards_folder_that_is_a_link_is_refused(folder: Path, tmp_path: Path) -> None:
     (tmp_path / "elsewhere").mkdir()
     (folder / "shards").symlink_to(tmp_path / "elsewhere")
