@@ -6,6 +6,7 @@ after a restart of the agent the control plane asks for the start again.
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable
 
 import trio
@@ -32,15 +33,15 @@ class Waiting:
     waits_for: WaitsFor = WaitsFor.NOTHING
 
 
-def waiting(weights: str, job: JobReport, since: float, now: float, stall_s: float) -> Waiting:
+def waiting(weights: str, job: JobReport, since: float, now: float, still_s: float, stall_s: float) -> Waiting:
     """What the job's report means for a shard that waits for it. Pure.
 
-    Its deadline moves on with every byte: only a fetch that stands still for ``stall_s`` is too slow.
+    Its deadline moves on with every byte: only a fetch that stands still, for ``still_s`` by now, is too slow.
     """
     if job.state in (JobState.FAILED, JobState.CANCELLED):
         return Waiting(ShardState.FAILED, now, f"{weights} cannot be fetched: {job.reason}", "", remedy=job.remedy)
-    if job.state is JobState.RUNNING and now - job.moved > stall_s:
-        reason = f"{weights}: no byte came for {now - job.moved:.0f} s ({way(job, now)})"
+    if job.state is JobState.RUNNING and still_s > stall_s:
+        reason = f"{weights}: no byte came for {still_s:.0f} s ({way(job, now)})"
         return Waiting(ShardState.FAILED, now, reason, "", remedy="check the network, the proxy and the mirror")
     progress = job.done_bytes / job.total_bytes if job.total_bytes else None
     then = f"the engine is started once they are here; fails after {stall_s:g} s without a byte"
@@ -68,6 +69,7 @@ class Pending:
         clock: Callable[[], float],
         *,
         hold: bool = False,
+        steady: Callable[[], float] = time.monotonic,
     ) -> None:
         self.record = record
         self.job = job
@@ -77,6 +79,8 @@ class Pending:
         self._told = trio.Event()
         self._changed = changed
         self._clock = clock
+        self._steady = steady
+        self._moved, self._moved_at = 0.0, steady()
         self.shard = self._look(clock())
 
     @property
@@ -137,7 +141,11 @@ class Pending:
         profile = self.record.profile
         if self.job is None or (self._here and self._hold):
             return held(profile.weights, since)
-        return waiting(profile.weights, self.job.report, since, self._clock(), profile.limits.load_s)
+        report = self.job.report
+        if report.moved != self._moved:  # told by the time of day, which may be set meanwhile
+            self._moved, self._moved_at = report.moved, self._steady()
+        still_s = self._steady() - self._moved_at
+        return waiting(profile.weights, report, since, self._clock(), still_s, profile.limits.load_s)
 
     def _become(self, shard: Waiting) -> None:
         if evolve(shard, since=self.shard.since) != self.shard or shard.state is not self.shard.state:

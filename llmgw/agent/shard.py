@@ -85,6 +85,22 @@ class Shard:
     rank: int = 0
     ended_at: float | None = None
 
+    def shifted(self, by_s: float) -> Shard:
+        """The same after the clock was set by so much: no time has passed."""
+
+        def later(at: float | None) -> float | None:
+            return None if at is None else at + by_s
+
+        return evolve(
+            self,
+            since=self.since + by_s,
+            deadline=later(self.deadline),
+            idle_since=later(self.idle_since),
+            silent_since=later(self.silent_since),
+            ended_at=later(self.ended_at),
+            fate=None if self.fate is None else self.fate.shifted(by_s),
+        )
+
     @property
     def doom(self) -> Doom | None:
         """Why it is being ended, where nobody asked for that."""

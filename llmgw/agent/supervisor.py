@@ -5,6 +5,7 @@ Cancelling it lets go of the engine, which goes on serving. Only a stop that was
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable
 from pathlib import Path
 
@@ -51,6 +52,7 @@ _LOST_PEER = frozenset({"nccl-timeout"})
 _EXIT_FILE_LOOKS = 10
 _EXIT_FILE_LOOK_S = 0.05
 _ATTACH_LOOK_S = 0.05
+_JUMP_S = 1.0
 
 Changed = Callable[["Supervisor"], None]
 
@@ -61,7 +63,7 @@ class Supervisor:
     ``moved`` is set when the record is to be written; who does puts a new event in its place, and says when it is
     ``written``. ``settled``
     is set when the end is written down and nobody touches the folder any more. ``load`` is what the engine said last of
-    its work.
+    its work. ``clock`` tells the time of day, which may be set; ``steady`` is only good for how long something takes.
     """
 
     def __init__(
@@ -75,6 +77,7 @@ class Supervisor:
         adopted: bool,
         hardware: Hardware | None = None,
         proc: Path = PROC,
+        steady: Callable[[], float] = time.monotonic,
     ) -> None:
         self.folder = folder
         self.record = record
@@ -87,6 +90,8 @@ class Supervisor:
         self.settled = trio.Event()
         self._changed = changed
         self._clock = clock
+        self._steady = steady
+        self._offset = clock() - steady()
         self._adopted = adopted
         self._grip: Grip | None = None
         self._to_end = False
@@ -282,9 +287,19 @@ class Supervisor:
             self._observe(Tick())
             await trio.sleep(_TICK_S)
 
+    def _now(self) -> float:
+        """The time of day. Where that was set since the last look, no limit may be over because of it."""
+        now = self._clock()
+        jump = now - self._steady() - self._offset
+        if abs(jump) > _JUMP_S:
+            self._log.warning("the clock was set", by_s=round(jump, 1))
+            self._offset += jump
+            self.shard = self.shard.shifted(jump)
+        return now
+
     def _observe(self, observation: Observation) -> None:
-        before = self.shard
-        self.shard, actions = step(before, observation, self.record.model, self.record.profile.limits, self._clock())
+        before, now = self.shard, self._now()
+        self.shard, actions = step(self.shard, observation, self.record.model, self.record.profile.limits, now)
         for action in actions:
             self._act(action)
         if self.shard == before:

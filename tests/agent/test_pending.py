@@ -15,7 +15,8 @@ from attrs import evolve
 pytest.importorskip("huggingface_hub")
 
 from fakes.hub import Hub
-from llmgw.agent.jobs.runner import Jobs
+from llmgw.agent import records
+from llmgw.agent.jobs.runner import Job, Jobs
 from llmgw.agent.jobs.works import NodeWorks
 from llmgw.agent.pending import Pending, waiting
 from llmgw.agent.shards import Shards
@@ -25,6 +26,7 @@ from llmgw.link.messages import StartShard
 from llmgw.scheduler import jobs as rules
 from llmgw.scheduler.jobs import Fetch, JobSpec, JobState
 from llmgw.scheduler.state import ShardReport, ShardState, WaitsFor
+from llmgw.settings.catalog import Limits
 from llmgw.settings.daemon import WeightsConfig
 from llmgw.settings.document import WeightsRules
 from tests.agent.test_shards import INVENTORY, config, start, until
@@ -233,12 +235,38 @@ def test_the_deadline_follows_the_bytes() -> None:
     job = rules.running(rules.queued(JobSpec("j", Fetch("hf:o/n")), 0.0), 0.0)
     job = rules.progressed(rules.stepped(job, "download", 10.0), 100, 1000, 20.0)
     job = rules.progressed(job, 300, 1000, 30.0)
-    told = waiting("hf:o/n", job, 0.0, 85.0, 60.0)
+    told = waiting("hf:o/n", job, 0.0, 85.0, 55.0, 60.0)
     assert (told.state, told.progress) == (S.STARTING, 0.3)
     assert told.reason == "fetches hf:o/n: download, 300 bytes of 1000 bytes, about 0 s left"
-    assert waiting("hf:o/n", job, 0.0, 31.0, 60.0).reason.endswith("about 34 s left")
-    assert waiting("hf:o/n", job, 0.0, 91.0, 60.0).state is S.FAILED
-    job = rules.progressed(job, 300, 1000, 90.0)
-    assert waiting("hf:o/n", job, 0.0, 91.0, 60.0).state is S.FAILED, "the same bytes again are no step"
-    job = rules.progressed(job, 301, 1000, 91.0)
-    assert waiting("hf:o/n", job, 0.0, 150.0, 60.0).state is S.STARTING
+    assert waiting("hf:o/n", job, 0.0, 31.0, 1.0, 60.0).reason.endswith("about 34 s left")
+    late = waiting("hf:o/n", job, 0.0, 91.0, 61.0, 60.0)
+    assert late.state is S.FAILED
+    assert late.reason.startswith("hf:o/n: no byte came for 61 s (")
+
+
+async def test_only_bytes_move_the_deadline_and_a_clock_that_is_set_does_not() -> None:
+    job = Job(JobSpec("j", Fetch("hf:o/n")), rules.queued(JobSpec("j", Fetch("hf:o/n")), 0.0), asked=False)
+    day, steady = 0.0, 0.0
+    command = start()
+    record = records.Record(
+        "c", "m-1", "m-1.0", 1, 0, "m", evolve(command.profile, weights="hf:o/n", limits=Limits(load_s=60)), "d", (0,),
+        (), "h", 1, "m", "/", "/", 1.0, "", 0.0,
+    )  # fmt: skip
+    pending = Pending(record, job, lambda _: None, lambda: day, steady=lambda: steady)
+
+    async def looked() -> ShardState:
+        with trio.move_on_after(0.01):
+            await pending.wait()
+        return pending.shard.state
+
+    job.report = rules.progressed(rules.stepped(rules.running(job.report, 0.0), "download", 0.0), 100, 1000, 0.0)
+    assert await looked() is S.STARTING
+    day, steady = 5000.0, 59.0
+    assert await looked() is S.STARTING, "it was set"
+    job.report = rules.progressed(job.report, 200, 1000, day)
+    assert await looked() is S.STARTING
+    steady = 118.0
+    job.report = rules.progressed(job.report, 200, 1000, day + 30)
+    assert await looked() is S.STARTING
+    steady = 120.0
+    assert await looked() is S.FAILED, "the same bytes again are no step"

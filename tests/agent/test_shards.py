@@ -739,3 +739,24 @@ async def test_an_engine_that_hangs_while_it_answers_is_ended_and_said(folder: P
             failed = await node.until(S.FAILED)
         assert failed.reason.startswith("hung: 1 request runs and no token came for ")
         assert S.STOPPING in node.states()
+
+
+async def test_a_clock_that_is_set_ends_nobody_s_time(folder: Path) -> None:
+    """By the network's time after a boot, or after a machine slept."""
+    ahead = 0.0
+    said: list[ShardReport] = []
+    shards = Shards(config(folder), said.append, lambda: time.time() + ahead)
+    async with trio.open_nursery() as nursery:
+        await nursery.start(shards.run)
+        await shards.start(start(start_s=3600), INVENTORY)
+        known = shards.find("m-1.0", 1)
+        assert isinstance(known, Supervisor)
+        deadline = known.shard.deadline
+        assert deadline is not None
+        for ahead in (100_000.0, -100_000.0):
+            await until(lambda by=ahead: abs((known.shard.deadline or 0.0) - deadline - by) < 5)
+            await trio.sleep(0.3)  # so long until the next look at its deadline
+            assert known.shard.state is S.STARTING, known.shard
+        known.stop("enough", 1)
+        await known.done.wait()
+        nursery.cancel_scope.cancel()
