@@ -13,7 +13,7 @@ import trio
 from attrs import frozen
 
 from llmgw.agent import shim
-from llmgw.agent.proctree import must_be_seen, stat
+from llmgw.agent.proctree import PROC, must_be_seen, stat
 from llmgw.errors import OperatorError
 
 LOG_BYTES = 16 * 1024 * 1024
@@ -90,6 +90,29 @@ class Handle:
     def close(self) -> None:
         """Let go of it."""
         os.close(self._fd)
+
+
+def astray(shards: Path) -> tuple[Known, ...]:
+    """Shims of this state folder whose launch has no record any more: somebody removed it under a running engine.
+
+    Blocking, for milliseconds.
+    """
+    found = []
+    for entry in PROC.iterdir():
+        if not entry.name.isdigit():
+            continue
+        try:
+            words = (entry / "cmdline").read_bytes().split(b"\0")
+        except OSError as failed:
+            must_be_seen(failed)
+            continue
+        if len(words) < 5 or not words[3].endswith(b"/agent/shim/main.py"):  # of whichever version
+            continue
+        folder = Path(os.fsdecode(words[4]))
+        start = start_time(int(entry.name))
+        if folder.parent == shards and not (folder / "record.json").exists() and start is not None:
+            found.append(Known(int(entry.name), start))
+    return tuple(found)
 
 
 class Grip:

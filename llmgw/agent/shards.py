@@ -7,7 +7,7 @@ from pathlib import Path
 
 import trio
 
-from llmgw.agent import attempts, leftovers, records
+from llmgw.agent import attempts, leftovers, process, records
 from llmgw.agent.ending import remaining
 from llmgw.agent.hardware import Hardware
 from llmgw.agent.jobs.runner import Job, Jobs
@@ -102,6 +102,9 @@ class Shards:
             await trio.to_thread.run_sync(self._make_folder)
             for folder in await trio.to_thread.run_sync(records.folders, self._folder):
                 await self._take_over(folder)
+            for shim in await trio.to_thread.run_sync(process.astray, self._folder):
+                said = "an engine runs whose folder is gone: nobody can use or adopt it; run llmgw agent stop-engines"
+                self._log.error(said, pid=shim.pid)
         except OSError as failed:
             where = failed.filename or self._folder
             raise OperatorError(

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import signal
 import time
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 
 from llmgw.agent import proctree, records
-from llmgw.agent.process import Grip
+from llmgw.agent.process import Grip, Handle, astray, start_time
 from llmgw.agent.tracking import kill_left
 from llmgw.errors import OperatorError
 from llmgw.store.folder import held
@@ -29,6 +30,7 @@ def stop_engines(state_dir: Path, grace_s: float) -> tuple[str, ...]:
         for _ in range(2):
             stopped.update(dict.fromkeys(_round(state_dir / "shards", grace_s)))
         stopped.update(dict.fromkeys(_sweep(state_dir / "shards")))
+        stopped.update(dict.fromkeys(_astray(state_dir / "shards")))
     return tuple(stopped)
 
 
@@ -62,6 +64,17 @@ def _sweep(shards: Path) -> tuple[str, ...]:
             kill_left(record, left)
             _wait(lambda find=find: not find(), _KILL_S)  # type: ignore[misc]
     return tuple(swept)
+
+
+def _astray(shards: Path) -> tuple[str, ...]:
+    """Kill what runs in folders that somebody removed."""
+    held = [handle for known in astray(shards) if (handle := Handle.open(known)) is not None]
+    for handle in held:
+        handle.send(signal.SIGUSR1)
+    _wait(lambda: all(start_time(handle.known.pid) != handle.known.start for handle in held), 2 * _KILL_S)
+    for handle in held:
+        handle.close()
+    return tuple(f"pid {handle.known.pid}" for handle in held)
 
 
 def _grip(folder: Path) -> Grip | None:

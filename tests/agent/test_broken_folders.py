@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import shutil
 from pathlib import Path
 
 import pytest
 
 from llmgw.agent import leftovers
+from llmgw.agent.stop import stop_engines
 from llmgw.errors import OperatorError
 from llmgw.scheduler.state import ShardState
-from tests.agent.test_shards import INVENTORY, SLEEPER, alive, config, processes, running, start
+from tests.agent.test_shards import INVENTORY, SLEEPER, alive, config, processes, running, shim_of, start
 
 S = ShardState
 
@@ -29,9 +31,10 @@ async def test_a_file_that_was_cut_at_any_byte_ends_no_agent(folder: Path, name:
     whole = {path: path.read_bytes() for path in place.iterdir()}
     data = whole[place / name]
     for cut in range(len(data)):
+        place.mkdir(exist_ok=True)
         for path, content in whole.items():
-            place.mkdir(exist_ok=True)
-            path.write_bytes(content)
+            if not path.exists():
+                path.write_bytes(content)
         (place / name).write_bytes(data[:cut])
         left = leftovers.find(place, folder / "logs", 1.0)
         if name == "record.json":
@@ -60,6 +63,23 @@ async def test_an_engine_whose_shim_cannot_be_read_is_known_and_can_be_ended(fol
         assert (await node.until_ended()).state is S.STOPPED
         assert processes(folder) == set()
         await node.shards.forget("m-1.0", 1)
+
+
+async def test_an_engine_whose_folder_was_removed_is_named_and_can_be_ended(
+    folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    async with running(config(folder)) as node:
+        await node.shards.start(start(escaped_worker=True), INVENTORY)
+        await node.until(S.READY)
+    shim = shim_of(folder)
+    shutil.rmtree(folder / "shards/m-1.0-g1")
+    async with running(config(folder)) as node:
+        assert node.shards.reports() == ()
+    said = capsys.readouterr().out
+    assert "an engine runs whose folder is gone" in said
+    assert f"pid={shim}" in said
+    assert stop_engines(folder, 1.0) == (f"pid {shim}",)
+    assert processes(folder) == set()
 
 
 async def test_files_that_are_folders_and_folders_that_are_files(folder: Path) -> None:
