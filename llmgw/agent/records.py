@@ -181,7 +181,7 @@ def end(folder: Path) -> End | None:
     try:
         said = orjson.loads((folder / "exit.json").read_bytes())
         return End(
-            exit=Exit(said["code"], said["signal"]),
+            exit=_converter().structure({"code": said["code"], "signal": said["signal"]}, Exit),
             at=float(said["at"]),
             error=str(said.get("error", "")),
             left=tuple(int(pid) for pid in said.get("left", ())),
@@ -189,7 +189,7 @@ def end(folder: Path) -> End | None:
     except OSError as failed:
         must_be_seen(failed)
         return None
-    except (ValueError, KeyError, TypeError):
+    except (ValueError, KeyError, TypeError, cattrs.BaseValidationError):
         return None
 
 

@@ -8,9 +8,13 @@ from pathlib import Path
 import pytest
 
 from llmgw.agent import leftovers
+from llmgw.agent.jobs import records as job_records
+from llmgw.agent.jobs.records import Record as JobRecord
 from llmgw.agent.stop import stop_engines
 from llmgw.errors import OperatorError
-from llmgw.scheduler.state import ShardState
+from llmgw.scheduler import jobs as rules
+from llmgw.scheduler.jobs import Fetch, JobSpec
+from llmgw.scheduler.state import Exit, ShardState
 from tests.agent.test_shards import INVENTORY, SLEEPER, alive, config, processes, running, shim_of, start
 
 S = ShardState
@@ -42,10 +46,30 @@ async def test_a_file_that_was_cut_at_any_byte_ends_no_agent(folder: Path, name:
             assert (place / "record.json").read_bytes() == data[:cut], "what cannot be read is left alone"
         else:
             assert left is None or left.shard.state.ended, (cut, left)
-    for other in (b"[]", b"null", b'{"shim": "x"}', b'{"code": {}, "signal": [], "at": "x"}', b"\xff\xfe", b"1" * 5000):
+    for other in (
+        b"[]",
+        b"null",
+        b'{"shim": "x"}',
+        b'{"code": {}, "signal": [], "at": "x"}',
+        b'{"code": [], "signal": null, "at": 1.0}',
+        b"\xff\xfe",
+        b"1" * 5000,
+    ):
         (place / name).write_bytes(other)
         left = leftovers.find(place, folder / "logs", 1.0)
         assert left is None or left.shard.state.ended, other
+        assert left is None or isinstance(left.shard.exit, Exit), other
+        assert left is None or str(left.shard.exit) in ("killed by signal 15", "exit code unknown"), other
+
+
+def test_a_job_that_was_cut_at_any_byte_is_none(tmp_path: Path) -> None:
+    spec = JobSpec("j1", Fetch("hf:org/tiny"))
+    job_records.write(tmp_path / "j1", JobRecord(spec, rules.queued(spec, 1.0)))
+    data = (tmp_path / "j1/job.json").read_bytes()
+    assert len(job_records.everything(tmp_path)) == 1
+    for cut in range(len(data)):
+        (tmp_path / "j1/job.json").write_bytes(data[:cut])
+        assert job_records.everything(tmp_path) == []
 
 
 @pytest.mark.parametrize("said", [b"", b"{"], ids=["empty", "cut"])
