@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from pathlib import Path
 from typing import Any
 
@@ -58,7 +57,7 @@ def nodes(ctx: click.Context, as_json: bool) -> None:
     if as_json:
         echo_json(answer)
         return
-    now = time.time()
+    now = answer["now"]
     table(
         ["NODE", "STATE", "SINCE", "DEVICES", "WHY", "NEXT"],
         [[n["id"], n["state"], ago(n["since"], now), _devices(n), n["reason"], n["next"]] for n in answer["nodes"]],
@@ -77,9 +76,8 @@ def nodes(ctx: click.Context, as_json: bool) -> None:
     say_brake(answer)
 
 
-def show_models(models: list[dict[str, Any]]) -> None:
+def show_models(models: list[dict[str, Any]], now: float) -> None:
     """Models as a table, and under it every reason why something has no place."""
-    now = time.time()
     table(
         ["MODEL", "STATE", "READY", "SINCE", "WHY", "NEXT"],
         [
@@ -108,7 +106,7 @@ def models(ctx: click.Context, as_json: bool) -> None:
     if as_json:
         echo_json(answer)
         return
-    show_models(answer["models"])
+    show_models(answer["models"], answer["now"])
     say_brake(answer)
 
 
@@ -131,7 +129,7 @@ def replicas(ctx: click.Context, as_json: bool) -> None:
     if as_json:
         echo_json(answer)
         return
-    now = time.time()
+    now = answer["now"]
     table(
         ["REPLICA", "STATE", "SINCE", "NODE", "DEVICES", "MEMORY", "PID", "WHY", "NEXT"],
         [
@@ -187,7 +185,7 @@ def status(ctx: click.Context, as_json: bool, exit_code: bool) -> None:
                    + (f" ({router['reason']})" if router["reason"] else ""))  # fmt: skip
         counts = ", ".join(f"{count} {state}" for state, count in answer["nodes"].items() if count)
         click.echo(f"nodes: {counts or 'none'}\n")
-        show_models(answer["models"])
+        show_models(answer["models"], answer["now"])
         click.echo("\nhealthy" if answer["healthy"] else "\nnot healthy: " + "; ".join(answer["problems"]))
     if exit_code and not answer["healthy"]:
         ctx.exit(1)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from typing import Any
 
 import click
@@ -36,7 +35,7 @@ def brake(ctx: click.Context, as_json: bool) -> None:
     if held is None:
         click.echo("the brake is off")
         return
-    click.echo(f"{held['reason']}\n\nsilent, the last one for {ago(held['since'], time.time())}:")
+    click.echo(f"{held['reason']}\n\nsilent, the last one for {ago(held['since'], answer['now'])}:")
     for node in held["nodes"]:
         click.echo(f"  {node}")
 

@@ -15,13 +15,18 @@ from llmgw.settings.catalog import Model
 
 @frozen
 class ShardView:
-    """One rank of a replica: its place, and what its agent says of this start of it (nothing yet: ``None``)."""
+    """One rank of a replica: its place, and what its agent says of this start of it (nothing yet: ``None``).
+
+    ``load_mib`` and ``serving_mib`` are by device, as in :class:`ReplicaView`.
+    """
 
     shard: str
     rank: int
     node: str
     devices: tuple[str, ...]
     report: ShardReport | None
+    load_mib: tuple[int | None, ...] = ()
+    serving_mib: tuple[int | None, ...] = ()
 
 
 @frozen
@@ -140,13 +145,21 @@ def _judge(row: Replica, seen: _Seen | None, now: float, *, held: bool) -> tuple
 
 def replica_view(row: Replica, state: ClusterState, now: float, *, held: bool = False) -> ReplicaView:
     """One replica as it stands; ``held`` says that the brake is on."""
+    reports = tuple((s, state.report(s, row.generation)) for s in row.shards)
     shards = tuple(
-        ShardView(s.shard, s.rank, s.node, _labels(state.node(s.node), s.devices), state.report(s, row.generation))
-        for s in row.shards
+        ShardView(
+            s.shard,
+            s.rank,
+            s.node,
+            _labels(state.node(s.node), s.devices),
+            told,
+            _peaks(s, told, lambda r: r.load_mib),
+            _peaks(s, told, lambda r: r.serving_mib),
+        )
+        for s, told in reports
     )
     report = shards[0].report if shards else None
     word, reason, since, then = _judge(row, _telling(row, state), now, held=held)
-    reports = tuple((s, state.report(s, row.generation)) for s in row.shards)
     return ReplicaView(
         id=row.id,
         model=row.model,
@@ -163,22 +176,19 @@ def replica_view(row: Replica, state: ClusterState, now: float, *, held: bool = 
         progress=report.progress if report is not None and report.state is ShardState.LOADING else None,
         fabric=row.fabric,
         shards=shards,
-        load_mib=_peaks(reports, lambda r: r.load_mib),
-        serving_mib=_peaks(reports, lambda r: r.serving_mib),
+        load_mib=tuple(mib for shard in shards for mib in shard.load_mib),
+        serving_mib=tuple(mib for shard in shards for mib in shard.serving_mib),
         warnings=tuple(f"{s.node}: {w}" for s, r in reports if r is not None for w in r.warnings),
         log_path=report.log_path if report is not None else "",
     )
 
 
 def _peaks(
-    reports: tuple[tuple[Assignment, ShardReport | None], ...], of: Callable[[ShardReport], tuple[int, ...] | None]
+    place: Assignment, report: ShardReport | None, of: Callable[[ShardReport], tuple[int, ...] | None]
 ) -> tuple[int | None, ...]:
     """By device; a shard that does not say, or says it of other devices than its row has, leaves its own unknown."""
-    made: list[int | None] = []
-    for place, report in reports:
-        said = None if report is None else of(report)
-        made += said if said is not None and len(said) == len(place.devices) else [None] * len(place.devices)
-    return tuple(made)
+    said = None if report is None else of(report)
+    return said if said is not None and len(said) == len(place.devices) else (None,) * len(place.devices)
 
 
 def replica_views(state: ClusterState, now: float) -> tuple[ReplicaView, ...]:

@@ -91,16 +91,16 @@ def routes(source: Source, token: str, jobs: Jobs | None = None) -> list[Route]:
 
     async def nodes(_request: Request) -> Any:
         state = source.state()
-        return {"nodes": views.nodes_view(state), "brake": views.brake_view(state)}
+        return {"now": source.now(), "nodes": views.nodes_view(state), "brake": views.brake_view(state)}
 
     async def models(_request: Request) -> Any:
         state = source.state()
         shown = views.models_view(source.settings(), state, source.unplaced(), source.now())
-        return {"models": shown, "brake": views.brake_view(state)}
+        return {"now": source.now(), "models": shown, "brake": views.brake_view(state)}
 
     async def replicas(_request: Request) -> Any:
-        state = source.state()
-        return {"replicas": views.replicas_view(state, source.now()), "brake": views.brake_view(state)}
+        state, now = source.state(), source.now()
+        return {"now": now, "replicas": views.replicas_view(state, now), "brake": views.brake_view(state)}
 
     async def decisions(request: Request) -> Any:
         return {"decisions": views.decisions_view(await source.decisions(_limit(request, 50)))}

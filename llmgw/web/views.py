@@ -229,7 +229,8 @@ def replica_json(view: ReplicaView) -> Json:
 
 def _shard(view: ShardView) -> Json:
     report = view.report
-    made: Json = {"shard": view.shard, "rank": view.rank, "node": view.node, "devices": list(view.devices)}
+    made: Json = {"shard": view.shard, "rank": view.rank, "node": view.node, "devices": list(view.devices),
+                  "load_mib": list(view.load_mib), "serving_mib": list(view.serving_mib)}  # fmt: skip
     if report is None:
         return made | {"state": None, "reason": "not reported yet", "since": None, "next": "", "pid": None}
     return made | {

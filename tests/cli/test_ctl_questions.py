@@ -10,7 +10,7 @@ from pathlib import Path
 import trio
 from attrs import evolve
 
-from llmgw.scheduler.state import ShardState
+from llmgw.scheduler.state import Assignment, ShardState
 from tests.scheduler.clusters import device, fabric, model, node, profile, report, row, wide
 from tests.web.admin import TOKEN, Admin, admin
 
@@ -127,3 +127,25 @@ async def test_why(tmp_path: Path) -> None:
         assert squeezed(said)[0] == "replica m-0 is gone; what was decided about it:"
         code, said = await ctl(it, tmp_path, "why", "m-10")
         assert (code, "did you mean m-100 or m-1? there are 2 models, 2 replicas, 1 node" in said) == (2, True)
+
+
+async def test_replicas_with_the_ranks_of_those_over_several_nodes(tmp_path: Path) -> None:
+    async with admin() as it:
+        of = model("m", 1, wide())
+        both = evolve(row(of=of), shards=(Assignment("m-1.0", 0, "n1", (0,)), Assignment("m-1.1", 1, "n2", (0,))))
+        told = [report(both, ShardState.READY, rank=rank) for rank in (0, 1)]
+        nodes = (
+            node("n1", reports=(evolve(told[0], load_mib=(2048,)),)),
+            node("n2", reports=(evolve(told[1], load_mib=(1024,), serving_mib=(3072,)),)),
+        )
+        it.picture.cluster = evolve(it.picture.cluster, nodes=nodes, models=(of,), replicas=(both,))
+        code, said = await ctl(it, tmp_path, "replicas")
+        assert code == 0, said
+        assert squeezed(said)[1:] == [
+            "m-1 ready 10 s n1, n2 n1/gpu-0, n2/gpu-0 2.0 GiB loading, 3.0 GiB serving 42 because",
+            "rank 0 ready 10 s n1 gpu-0 2.0 GiB loading 42 because",
+            "rank 1 ready 10 s n2 gpu-0 1.0 GiB loading, 3.0 GiB serving 42 because",
+        ]
+        it.picture.cluster = evolve(it.picture.cluster, nodes=(node("n1"), node("n2")))
+        code, said = await ctl(it, tmp_path, "replicas")
+        assert (code, "rank 1" in said) == (0, True), said
