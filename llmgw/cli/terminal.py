@@ -26,6 +26,11 @@ def ago(since: float | None, now: float) -> str:
     return f"{seconds // 86400} d"
 
 
+def few(names: Sequence[str]) -> str:
+    """The first three, and how many more."""
+    return ", ".join(names[:3]) + (f" and {len(names) - 3} more" if len(names) > 3 else "")
+
+
 def echo_json(value: Any) -> None:
     """One JSON document, in the order it was built."""
     click.echo(json.dumps(value, indent=2))

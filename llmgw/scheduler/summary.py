@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from attrs import frozen
+from attrs import evolve, frozen
 
 from llmgw.scheduler.brake import HELD, brake
 from llmgw.scheduler.explain import Unplaced
@@ -228,6 +228,16 @@ def model_views(state: ClusterState, unplaced: tuple[Unplaced, ...], now: float)
         if row.model in of_model:
             of_model[row.model].append(_brief(row, state, now, held=held))
     return tuple(_model(model, of_model[model.name], missing.get(model.name)) for model in state.models)
+
+
+def of_adapter(view: ModelView, having: int) -> ModelView:
+    """How an adapter of the model is, that so many of its ready replicas were started with."""
+    if having >= view.ready:
+        return view
+    if not having:
+        return evolve(view, ready=0, state="waiting", public="is being updated")
+    said = public("ready", having, view.wanted, progress=None, updating=True, failed=False)
+    return evolve(view, ready=having, state="degraded", public=said)
 
 
 def _model(model: Model, briefs: list[_Brief], missing: Unplaced | None) -> ModelView:

@@ -211,14 +211,16 @@ class Reconciler:
             )
 
     def _brake_decision(self, outcome: Outcome) -> tuple[Decision, ...]:
-        """That the brake went on or off, said once and stored with the pass."""
-        if (outcome.brake is None) == (self._brake is None):
-            return ()
-        if outcome.brake is not None:
-            self._log.error(outcome.brake.reason)
-            return (Decision(DecisionKind.BRAKE, "", "", "", outcome.brake.reason),)
-        self._log.warning("the brake is off")
-        return (Decision(DecisionKind.BRAKE, "", "", "", "the brake is off: what is still silent may be replaced"),)
+        """That the brake went on or off, said once and stored with the pass, for each of the nodes that it held for."""
+        now, before = outcome.brake, self._brake
+        if now is not None and before is None:
+            self._log.error(now.reason)
+            return (Decision(DecisionKind.BRAKE, "", "", "", now.reason, now.nodes),)
+        if now is None and before is not None:
+            self._log.warning("the brake is off")
+            reason = "the brake is off: what is still silent may be replaced"
+            return (Decision(DecisionKind.BRAKE, "", "", "", reason, before.nodes),)
+        return ()
 
     def _say(self, number: int, outcome: Outcome) -> None:
         for decision in outcome.decisions:

@@ -9,7 +9,7 @@ from attrs import evolve
 
 from llmgw.router.table import Endpoint, Route, Table
 from llmgw.scheduler.state import ClusterState, Goal, NodeState, Replica, ShardReport, ShardState
-from llmgw.scheduler.summary import ModelView
+from llmgw.scheduler.summary import ModelView, of_adapter
 from llmgw.settings.document import Settings
 
 
@@ -67,8 +67,8 @@ def routes(settings: Settings, state: ClusterState, views: Mapping[str, ModelVie
             route = Route(name, endpoints, "", created, hold_s)
             if view is not None:
                 # The model is ready, and an adapter of it may not be yet.
-                said = view.public if endpoints or not view.ready else "is being updated"
-                route = evolve(route, public=said, state=view.state, ready=view.ready, wanted=view.wanted)
+                how = view if name == model.name else of_adapter(view, sum(not e.draining for e in endpoints))
+                route = evolve(route, public=how.public, state=how.state, ready=how.ready, wanted=how.wanted)
             made.append(route)
     return tuple(made)
 

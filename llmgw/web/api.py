@@ -21,7 +21,7 @@ from llmgw.web.auth import allowed
 from llmgw.web.bodies import RefusedBody, json_of, named
 from llmgw.web.jobs import Jobs, job_routes
 from llmgw.web.source import Source
-from llmgw.web.why import unknown, why_view
+from llmgw.web.why import model_of_adapter, unknown, why_view
 
 _STATIC = {
     "console.html": "text/html; charset=utf-8",
@@ -107,7 +107,8 @@ def routes(source: Source, token: str, jobs: Jobs | None = None) -> list[Route]:
 
     async def why(request: Request) -> Any:
         name = request.path_params["name"]
-        stored = await source.decisions(_limit(request, 20), name)
+        base = model_of_adapter(name, source.settings())
+        stored = await source.decisions(_limit(request, 20), name if base is None else base.name)
         settings, state = source.settings(), source.state()
         found = why_view(name, settings, state, source.unplaced(), source.now(), stored)
         return _error(404, *unknown(name, settings, state)) if found is None else found

@@ -255,6 +255,7 @@ def decisions_view(decisions: tuple[StoredDecision, ...]) -> list[Json]:
             "model": d.decision.model,
             "replica": d.decision.replica,
             "node": d.decision.node,
+            "nodes": list(d.decision.nodes),
             "reason": d.decision.reason,
         }
         for d in decisions

@@ -149,3 +149,22 @@ async def test_replicas_with_the_ranks_of_those_over_several_nodes(tmp_path: Pat
         it.picture.cluster = evolve(it.picture.cluster, nodes=(node("n1"), node("n2")))
         code, said = await ctl(it, tmp_path, "replicas")
         assert (code, "rank 1" in said) == (0, True), said
+
+
+async def test_why_an_adapter(tmp_path: Path) -> None:
+    async with admin() as it:
+        both = model("m", 3, profile(lora={"sql": "/s"}), profile("q"))
+        old, new = it.picture.cluster.replicas
+        rows = (evolve(old, profile=both.profiles[0]), new)
+        it.picture.catalog = evolve(it.picture.catalog, models=(both,))
+        it.picture.cluster = evolve(it.picture.cluster, models=(both,), replicas=rows)
+        code, said = await ctl(it, tmp_path, "why", "m:sql", "--limit", "1")
+        lines = squeezed(said)
+        assert code == 0
+        assert lines[:5] == [
+            "adapter m:sql of model m: degraded, its users are told that it is ready with 1 of 3 replicas",
+            "replicas that were started with it: m-1",
+            "replicas without it: m-100",
+            "profiles without it: q",
+            "model m: degraded for 0 s: m-100: profile p on n1: gpu-1 (h100-80g)",
+        ], said

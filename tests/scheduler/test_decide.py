@@ -333,6 +333,16 @@ def told(state: ClusterState, *reports: ShardReport) -> ClusterState:
     return evolve(state, nodes=tuple(of(n) for n in state.nodes))
 
 
+def test_a_decision_names_every_node_of_a_replica() -> None:
+    state, replica = pair()
+    (placed,) = decide(evolve(state, replicas=()), NOW).decisions
+    assert (placed.node, placed.others, placed.nodes) == ("n1", ("n2",), ("n1", "n2"))
+    (again,) = decide(told(state, report(replica, ShardState.FAILED, rank=1)), NOW).decisions
+    assert (again.kind, again.node, again.others) == (DecisionKind.RESTART, "n2", ("n1",)), "where it happened first"
+    (alone,) = decide(cluster((node(),), (model(),)), NOW).decisions
+    assert alone.others == ()
+
+
 def test_other_ranks_start_once_rank_0_says_where_to_meet() -> None:
     state, replica = pair()
     addresses = ("10.0.0.1", "10.0.0.1")

@@ -152,11 +152,31 @@ async def test_from_silence_to_a_released_brake(store: SqliteStore, tmp_path: Pa
         code, said = await it.ctl("why", "m-1")
         assert "evict" in said
         assert "node n1 is lost; m-3 replaces it" in said
+        _, said = await it.ctl("why", "n2")
+        for line in ("the brake is on: 3 of 4", "released by an operator", "the brake is off"):
+            assert line in said, "it held for this node"
+        assert "the brake is on" not in (await it.ctl("why", "n4"))[1]
 
         # One that falls silent later counts anew; alone it is no reason for the brake.
         it.later(61, "n1", "n2", "n3")
         await until(lambda: it.cluster.state(it.now).nodes[3].state is NodeState.LOST)
         assert off()
+
+
+async def test_a_node_that_fell_silent_outside_of_the_window_is_not_released_with_them(
+    store: SqliteStore, tmp_path: Path
+) -> None:
+    async with running(store, tmp_path, NOW) as it:
+        first = max(n.heard for n in it.cluster.state(NOW).nodes)
+        it.later(10, "n1")
+        it.later(15, "n1")
+        it.later(36, "n1")
+        it.later(20)  # 61 s after the others
+        await until(lambda: b"llmgw_brake 1.0" in it.metrics.render())
+        assert next(n.state for n in it.cluster.state(it.now).nodes) is NodeState.UNREACHABLE
+        _, said = await it.ctl("brake", "release", "--yes")
+        assert said == "released: what ran on n2, n3, n4 is placed elsewhere\n"
+        assert it.cluster.brake_released == first
 
 
 async def test_a_released_brake_stays_released_over_a_restart(store: SqliteStore, tmp_path: Path) -> None:

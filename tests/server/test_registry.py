@@ -77,11 +77,12 @@ def test_adapters_are_routed_to_the_replicas_that_have_them() -> None:
     state = cluster((node(reports=reports),), (catalog,), (with_lora, old))
     ready = ModelView("m", 2, 2, "ready", "why", NOW, "", "is ready")
     made = table(Settings(models=(catalog,)), state, {"m": ready}, 5, Table())
-    assert {r.model: ([e.id for e in r.endpoints], r.public) for r in made.routes} == {
-        "m": (["m-1.0", "m-2.0"], "is ready"),
-        "m:sql": (["m-1.0", "m-2.0"], "is ready"),
-        "m:law": (["m-1.0"], "is ready"),
+    assert {r.model: ([e.id for e in r.endpoints], r.state, r.ready, r.public) for r in made.routes} == {
+        "m": (["m-1.0", "m-2.0"], "ready", 2, "is ready"),
+        "m:sql": (["m-1.0", "m-2.0"], "ready", 2, "is ready"),
+        "m:law": (["m-1.0"], "degraded", 1, "is ready with 1 of 2 replicas"),
     }
     only_old = table(Settings(models=(catalog,)), evolve(state, replicas=(old,)), {"m": ready}, 5, Table())
-    assert [r.public for r in only_old.routes] == ["is ready", "is ready", "is being updated"]
+    assert [r.public for r in only_old.routes] == ["is ready", "is ready with 1 of 2 replicas", "is being updated"]
+    assert [(r.state, r.ready) for r in only_old.routes] == [("ready", 2), ("degraded", 1), ("waiting", 0)]
     assert [r.model for r in made.routes] == ["m", "m:sql", "m:law"]

@@ -144,6 +144,32 @@ async def test_a_model_whose_name_has_slashes() -> None:
         assert (await why(it, "org/m"))[1]["model"]["name"] == "org/m"
 
 
+async def test_why_an_adapter() -> None:
+    async with admin() as it:
+        both = model("m", 3, profile(lora={"sql": "/s"}), profile("q"))
+        old, new = it.picture.cluster.replicas
+        rows = (evolve(old, profile=profile(lora={"sql": "/s", "law": "/l"})), new)
+        it.picture.catalog = evolve(it.picture.catalog, models=(both,))
+        it.picture.cluster = evolve(it.picture.cluster, models=(both,), replicas=rows)
+        status, told = await why(it, "m:sql")
+        assert (status, told["kinds"], told["gone"], told["model"]["name"]) == (200, ["adapter"], None, "m")
+        assert told["adapter"] == {
+            "name": "m:sql", "model": "m", "state": "degraded", "ready": 1, "public": "is ready with 1 of 3 replicas",
+            "replicas": ["m-1"], "without": ["m-100"], "profiles_without": ["q"],
+        }  # fmt: skip
+        assert [d["model"] for d in told["decisions"]] == ["m"] * 20, "those about its model"
+        # The only replica that is ready was started without it.
+        it.picture.cluster = evolve(it.picture.cluster, replicas=(old, new))
+        _, told = await why(it, "m:sql")
+        assert {k: told["adapter"][k] for k in ("state", "ready", "public", "replicas")} == {
+            "state": "waiting", "ready": 0, "public": "is being updated", "replicas": [],
+        }  # fmt: skip
+        status, told = await why(it, "m:law")
+        assert (status, told["error"]["remedy"]) == (
+            404, "did you mean m:sql? there are 1 model, 1 adapter, 2 replicas, 1 node",
+        )  # fmt: skip
+
+
 async def test_an_edited_profile_under_way_is_said() -> None:
     async with admin() as it:
         edited = model("m", 3, profile(context_length=4096))
