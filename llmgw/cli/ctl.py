@@ -11,7 +11,7 @@ from llmgw.cli.admin_client import client_of
 from llmgw.cli.ctl_brake import brake, say_brake
 from llmgw.cli.ctl_plan import plan
 from llmgw.cli.ctl_why import why
-from llmgw.cli.explain import explain_lines
+from llmgw.cli.explain import explain_lines, scaling_line
 from llmgw.cli.terminal import ago, echo_json, table
 
 _as_json = click.option("--json", "as_json", is_flag=True, help="The admin API's answer as it is.")
@@ -95,6 +95,9 @@ def show_models(models: list[dict[str, Any]], now: float) -> None:
     )
     for line in (line for model in models for line in explain_lines(model)):
         click.echo(line if line.startswith(" ") else f"\n{line}")
+    scaled = [m for m in models if m["scaling"] is not None]
+    for at, model in enumerate(scaled):
+        click.echo(("" if at else "\n") + f"{model['name']}: {scaling_line(model['scaling'], now)}")
 
 
 @command.command()

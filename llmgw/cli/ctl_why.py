@@ -8,7 +8,7 @@ from urllib.parse import quote
 import click
 
 from llmgw.cli.admin_client import client_of
-from llmgw.cli.explain import short_lines
+from llmgw.cli.explain import scaling_line, short_lines
 from llmgw.cli.terminal import ago, echo_json, few, table
 
 
@@ -78,6 +78,8 @@ def _model(model: dict[str, Any], now: float) -> None:
     _head("model", model, now)
     if model["ready"] is not None:
         click.echo(f"  {model['ready']} of {model['wanted']} ready; its users are told that it {model['public']}")
+    if (scaling := model["scaling"]) is not None:
+        click.echo(f"  {scaling_line(scaling, now)}")
     for url in model["endpoints"]:
         click.echo(f"  {url}")
     for replica in model["replicas"]:

@@ -10,7 +10,7 @@ from typing import Any
 import click
 
 _COLOURS = {
-    "ready": "green", "connected": "green", "static": "green", "ok": "green",
+    "ready": "green", "connected": "green", "static": "green", "ok": "green", "idle": "green",
     "failed": "red", "lost": "red", "unplaced": "red",
 }  # fmt: skip
 

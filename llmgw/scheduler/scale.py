@@ -83,9 +83,11 @@ def scale(rules: Scaling, demand: Demand | None, before: Scale | None, now: floa
         return evolve(before, want=before.number, since=now, reason="its load is not known yet"), None
     want, why = _wanted(rules, demand, before.number, now)
     if want == before.number:
-        quiet = now - demand.asked
-        wake = demand.asked + rules.idle_s if before.number == 1 and rules.min == 0 and quiet < rules.idle_s else None
-        return evolve(before, want=want, since=now, mildest=want, reason=why), wake
+        idle_at = demand.asked + rules.idle_s
+        if before.number == 0 or rules.min > 0 or demand.requests or now >= idle_at:
+            return evolve(before, want=want, since=now, mildest=want, reason=why), None
+        why = f"{why}; that makes 0 in {idle_at - now:.0f} s if nobody asks (idle_s)"
+        return evolve(before, want=want, since=now, mildest=want, reason=why), idle_at
     more = want > before.number
     kept = before.want > before.number if more else before.want < before.number
     mildest = want if not kept else min(before.mildest, want) if more else max(before.mildest, want)
@@ -96,9 +98,8 @@ def scale(rules: Scaling, demand: Demand | None, before: Scale | None, now: floa
     hold = 0.0 if want == 0 else rules.up_s if more else rules.down_s
     due = max(since + hold, before.changed + rules.cooldown_s)
     if now >= due:
-        return Scale(
-            mildest, mildest, now, mildest, now, f"{before.number} were too {'few' if more else 'many'}: {why}"
-        ), None
+        were = f"{before.number} {'was' if before.number == 1 else 'were'} too {'few' if more else 'many'}"
+        return Scale(mildest, mildest, now, mildest, now, f"{were}: {why}"), None
     cooling = before.changed + rules.cooldown_s >= since + hold
     which = "cooldown_s after the last change" if cooling else "up_s" if more else "down_s"
     reason = f"{why}; that makes {want} in {due - now:.0f} s if it stays so ({which})"

@@ -9,6 +9,7 @@ from attrs import evolve, frozen
 from llmgw.scheduler.brake import HELD, brake
 from llmgw.scheduler.explain import Unplaced
 from llmgw.scheduler.public import public
+from llmgw.scheduler.scale import Scale
 from llmgw.scheduler.state import Assignment, ClusterState, Goal, Node, NodeState, Replica, ShardReport, ShardState
 from llmgw.settings.catalog import Model
 
@@ -61,9 +62,11 @@ class ReplicaView:
 
 @frozen
 class ModelView:
-    """One model that is placed. ``state``: ``ready``, ``off``, ``unplaced``, ``degraded``, or its replicas' worst.
+    """One model that is placed. ``state``: ``ready``, ``off``, ``idle``, ``unplaced``, ``degraded``, or its replicas'
+    worst.
 
-    ``public`` is for its users: a phrase that names no node, no replica and no other model.
+    ``public`` is for its users: a phrase that names no node, no replica and no other model. ``scale`` is what its load
+    makes of it where its number follows that, as of the last pass.
     """
 
     name: str
@@ -74,6 +77,7 @@ class ModelView:
     since: float | None
     next: str
     public: str = ""
+    scale: Scale | None = None
 
 
 _FARTHEST = ("failed", "waiting", "lost", "placed", "starting", "loading", "draining", "stopping", "stopped", "ready")
@@ -227,7 +231,8 @@ def model_views(state: ClusterState, unplaced: tuple[Unplaced, ...], now: float)
     for row in state.replicas:
         if row.model in of_model:
             of_model[row.model].append(_brief(row, state, now, held=held))
-    return tuple(_model(model, of_model[model.name], missing.get(model.name)) for model in state.models)
+    scales = {m.name: state.scales.get(m.name) if m.scaling is not None else None for m in state.models}
+    return tuple(_model(m, of_model[m.name], missing.get(m.name), scales[m.name]) for m in state.models)
 
 
 def of_adapter(view: ModelView, having: int) -> ModelView:
@@ -240,12 +245,15 @@ def of_adapter(view: ModelView, having: int) -> ModelView:
     return evolve(view, ready=having, state="degraded", public=said)
 
 
-def _model(model: Model, briefs: list[_Brief], missing: Unplaced | None) -> ModelView:
+def _model(model: Model, briefs: list[_Brief], missing: Unplaced | None, scale: Scale | None) -> ModelView:
     wanted = model.replicas
     ready = [b for b in briefs if b.state == "ready"]
     behind = sorted((b for b in briefs if b.state != "ready"), key=lambda b: (_rank(b.state), b.row.id))
     first = behind[0] if behind else None
     word, reason, since, then = _words(wanted, ready, first, missing)
+    if word == "off" and not wanted and scale is not None and model.scaling is not None and model.scaling.max:
+        word, since = "idle", scale.changed
+        reason, then = f"scaled to zero: {scale.reason}", "the first request starts a replica, and waits for it"
     said = public(
         word,
         len(ready),
@@ -254,7 +262,7 @@ def _model(model: Model, briefs: list[_Brief], missing: Unplaced | None) -> Mode
         updating=any(not b.row.shards or (b.row.goal is not Goal.RUN and b.row.other is not None) for b in briefs),
         failed=first is not None and first.row.failures > 0,
     )
-    return ModelView(model.name, wanted, len(ready), word, reason, since, then, said)
+    return ModelView(model.name, wanted, len(ready), word, reason, since, then, said, scale)
 
 
 def _words(

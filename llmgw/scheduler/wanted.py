@@ -110,7 +110,8 @@ def _shrink(pass_: Working, model: Model) -> None:
     excess -= len(rows.changing[:excess])
     ready_last = sorted(rows.counting, key=lambda r: (pass_.ready(r), -serial(r)))
     for row in (*rows.homeless, *reversed(rows.gone), *ready_last)[:excess]:
-        pass_.retire(row, f"{model.replicas} replicas are wanted, this is one too many")
+        wanted = f"{model.replicas} replica{' is' if model.replicas == 1 else 's are'} wanted"
+        pass_.retire(row, f"{wanted}, this is one too many")
 
 
 def _grow(pass_: Working, model: Model) -> None:

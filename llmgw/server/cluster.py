@@ -63,6 +63,7 @@ class Cluster:
         self.epoch = epoch
         self.settings = settings
         self.started = started
+        self._listening = started
         self.replicas = replicas
         self.unplaced = unplaced
         self.in_flight: Mapping[str, int] = {}
@@ -192,9 +193,13 @@ class Cluster:
         """Whether a session with this node is open."""
         return node in self._links
 
+    def listens(self, now: float) -> None:
+        """From now on nodes can connect."""
+        self._listening = now
+
     def silent_since(self, row: NodeRow) -> float:
-        """From when on a node's silence counts: not before our own start, for until then nobody could be heard."""
-        return max(row.last_heard, self.started)
+        """From when on a node's silence counts: not before we listened, for until then nobody could be heard."""
+        return max(row.last_heard, self._listening)
 
     def nodes(self) -> tuple[str, ...]:
         """Every node that ever registered."""

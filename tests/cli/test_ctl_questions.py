@@ -10,8 +10,10 @@ from pathlib import Path
 import trio
 from attrs import evolve
 
+from llmgw.scheduler.scale import Scale
 from llmgw.scheduler.state import Assignment, ShardState
-from tests.scheduler.clusters import device, fabric, model, node, profile, report, row, wide
+from llmgw.settings.catalog import Scaling
+from tests.scheduler.clusters import NOW, device, fabric, model, node, profile, report, row, wide
 from tests.web.admin import TOKEN, Admin, admin
 
 
@@ -76,7 +78,7 @@ async def test_a_plan_of_a_file(tmp_path: Path) -> None:
         lines = squeezed(said)
         assert code == 0
         assert lines[0] == "~ models.m.replicas: 3 -> 1"
-        assert "now drain m-100 n1 1 replicas are wanted, this is one too many" in lines
+        assert "now drain m-100 n1 1 replica is wanted, this is one too many" in lines
         assert "m changed 3 -> 1 2 -> 1 2 -> 1 x h100-80g" in lines
         file.write_text("models: {m: {replicas: x}}")
         code, said = await ctl(it, tmp_path, "plan", "--settings", str(file))
@@ -168,3 +170,20 @@ async def test_why_an_adapter(tmp_path: Path) -> None:
             "profiles without it: q",
             "model m: degraded for 0 s: m-100: profile p on n1: gpu-1 (h100-80g)",
         ], said
+
+
+async def test_scaling_is_explained(tmp_path: Path) -> None:
+    async with admin() as it:
+        busy = evolve(model("m", 1), scaling=Scaling(min=0, max=4))
+        says = Scale(1, 3, NOW - 5, 3, NOW - 30, "50 running and 0 waiting, for 16 each; that makes 3 in 10 s")
+        it.picture.catalog = evolve(it.picture.catalog, models=(busy,))
+        it.picture.cluster = evolve(it.picture.cluster, models=(busy,), scales={"m": says})
+        for words in (("why", "m"), ("models",), ("status",)):
+            code, said = await ctl(it, tmp_path, *words)
+            line = next(line for line in squeezed(said) if "scaling 0 to 4" in line)
+            assert code == 0
+            assert line.removeprefix("m: ") == f"scaling 0 to 4, now 1, for 30 s: {says.reason}"
+        code, said = await ctl(it, tmp_path, "models", "--json")
+        assert json.loads(said)["models"][0]["scaling"] == {
+            "min": 0, "max": 4, "number": 1, "want": 3, "since": NOW - 5, "changed": NOW - 30, "reason": says.reason,
+        }  # fmt: skip

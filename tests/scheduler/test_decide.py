@@ -195,7 +195,7 @@ def test_scale_down_drains_then_stops_then_forgets() -> None:
     outcome = decide(state, NOW)
     drained = next(r for r in outcome.replicas if r.goal is Goal.DRAIN)
     assert drained.id == "m-2", "the newest of equals"
-    assert outcome.commands == (DrainCommand("n1", "m-2.0", 1, "1 replicas are wanted, this is one too many"),)
+    assert outcome.commands == (DrainCommand("n1", "m-2.0", 1, "1 replica is wanted, this is one too many"),)
 
     busy = decide(after(state, outcome), NOW + 10)
     assert not [c for c in busy.commands if isinstance(c, StopCommand)]

@@ -31,6 +31,10 @@ def test_silence_counts_from_our_own_start_at_the_earliest() -> None:
     assert state_of(it, NOW + 1) is NodeState.CONNECTED, "while we were down nobody could be heard"
     assert state_of(it, NOW + 16) is NodeState.UNREACHABLE
     assert state_of(it, NOW + 61) is NodeState.LOST
+    it.listens(NOW + 50)
+    assert state_of(it, NOW + 61) is NodeState.CONNECTED, "nor while we were not listening yet"
+    it.heard("n1", NOW + 70)
+    assert state_of(it, NOW + 86) is NodeState.UNREACHABLE
 
 
 def test_states_are_announced_once_each() -> None:
