@@ -11,7 +11,7 @@ from llmgw.cli.admin_client import client_of
 from llmgw.cli.ctl_brake import brake, say_brake
 from llmgw.cli.ctl_plan import plan
 from llmgw.cli.ctl_why import why
-from llmgw.cli.explain import explain_lines, scaling_line
+from llmgw.cli.explain import scaling_line, short_lines
 from llmgw.cli.terminal import ago, echo_json, table
 
 _as_json = click.option("--json", "as_json", is_flag=True, help="The admin API's answer as it is.")
@@ -44,7 +44,7 @@ def _devices(node: dict[str, Any]) -> str:
     for device in node["devices"]:
         total_free = classes.setdefault(device["device_class"], [0, 0])
         total_free[0] += 1
-        total_free[1] += device["shard"] is None and not device["faults"]
+        total_free[1] += node["state"] == "connected" and device["unusable"] is None
     return ", ".join(f"{total} x {name} ({free} free)" for name, (total, free) in classes.items()) or "none"
 
 
@@ -77,7 +77,7 @@ def nodes(ctx: click.Context, as_json: bool) -> None:
 
 
 def show_models(models: list[dict[str, Any]], now: float) -> None:
-    """Models as a table, and under it every reason why something has no place."""
+    """Models as a table, and under it why something has no place, and what makes their numbers."""
     table(
         ["MODEL", "STATE", "READY", "SINCE", "WHY", "NEXT"],
         [
@@ -93,8 +93,11 @@ def show_models(models: list[dict[str, Any]], now: float) -> None:
         ],
         state_column=1,
     )
-    for line in (line for model in models for line in explain_lines(model)):
-        click.echo(line if line.startswith(" ") else f"\n{line}")
+    for model in models:
+        if (unplaced := model["unplaced"]) is not None:
+            click.echo(f"\n{model['name']}: {unplaced['running']} of {unplaced['wanted']} placed. {unplaced['reason']}")
+            for line in short_lines(unplaced["candidates"]):
+                click.echo(line)
     scaled = [m for m in models if m["scaling"] is not None]
     for at, model in enumerate(scaled):
         click.echo(("" if at else "\n") + f"{model['name']}: {scaling_line(model['scaling'], now)}")
@@ -104,7 +107,10 @@ def show_models(models: list[dict[str, Any]], now: float) -> None:
 @_as_json
 @click.pass_context
 def models(ctx: click.Context, as_json: bool) -> None:
-    """Every model, and for what has no place every candidate with the reason that turned it down."""
+    """Every model, and for what has no place the candidates with the reasons that turned them down.
+
+    A few for each reason; --json has every one.
+    """
     answer = client_of(ctx).get("models")
     if as_json:
         echo_json(answer)

@@ -56,9 +56,10 @@ def release(ctx: click.Context, yes: bool, as_json: bool) -> None:
         raise OperatorError("llmgw ctl brake release", "the brake is not on", "there is nothing to release")
     if not yes:
         some = ", ".join(held["nodes"][:10]) + (" …" if len(held["nodes"]) > 10 else "")
-        click.confirm(
-            f"{len(held['nodes'])} of {held['of']} nodes are gone ({some}); replace what ran there?", abort=True
-        )
+        asked = f"{len(held['nodes'])} of {held['of']} nodes are gone ({some}); replace what ran there?"
+        if not click.confirm(asked):
+            click.echo("the brake stays on")
+            ctx.exit(1)
     answer = client.post("brake/release", {"nodes": held["nodes"]})
     if as_json:
         echo_json(answer)

@@ -17,7 +17,7 @@ _IDLE_S = 30.0
 """Engines close idle connections after 5 s (uvicorn) and up; one that was closed meanwhile is noticed at its use."""
 
 _LEFT_S = 60.0
-"""So long what left the table is still said to have nothing outstanding: who stops it goes by the count, not by silence."""
+"""So long what left the table is said to have nothing outstanding: who stops it goes by the count, not by silence."""
 
 HELD_MOST = 256
 """So many requests of a model wait for its first engine; what comes beyond is told to come again."""
@@ -155,7 +155,7 @@ class Directory:
         return self.table.routes
 
     def outstanding(self) -> dict[str, int]:
-        """Open requests by endpoint id; engines that left the table count until theirs have ended, and a while after."""
+        """Open requests by endpoint id; engines that left the table count until theirs have ended, and a while more."""
         counts: dict[str, int] = {}
         for engine in (*self._engines.values(), *(engine for engine, _ in self._leaving)):
             counts[engine.endpoint.id] = counts.get(engine.endpoint.id, 0) + engine.outstanding

@@ -12,6 +12,8 @@ from llmgw.scheduler.state import ClusterState, Goal, NodeState, Replica, ShardR
 from llmgw.scheduler.summary import ModelView, of_adapter
 from llmgw.settings.document import Settings
 
+_MAY_ANSWER = "may not be reachable at present"
+
 
 def _endpoint(report: ShardReport, *, draining: bool) -> Endpoint | None:
     if report.endpoint is None:
@@ -68,7 +70,9 @@ def routes(settings: Settings, state: ClusterState, views: Mapping[str, ModelVie
             if view is not None:
                 # The model is ready, and an adapter of it may not be yet.
                 how = view if name == model.name else of_adapter(view, sum(not e.draining for e in endpoints))
-                route = evolve(route, public=how.public, state=how.state, ready=how.ready, wanted=how.wanted)
+                # Nobody hears of its nodes, and its engines may well answer.
+                said = _MAY_ANSWER if endpoints and how.state == "lost" else how.public
+                route = evolve(route, public=said, state=how.state, ready=how.ready, wanted=how.wanted)
             made.append(route)
     return tuple(made)
 

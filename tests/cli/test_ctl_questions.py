@@ -11,7 +11,7 @@ import trio
 from attrs import evolve
 
 from llmgw.scheduler.scale import Scale
-from llmgw.scheduler.state import Assignment, ShardState
+from llmgw.scheduler.state import Assignment, NodeState, ShardState
 from llmgw.settings.catalog import Scaling
 from tests.scheduler.clusters import NOW, device, fabric, model, node, profile, report, row, wide
 from tests.web.admin import TOKEN, Admin, admin
@@ -187,3 +187,22 @@ async def test_scaling_is_explained(tmp_path: Path) -> None:
         assert json.loads(said)["models"][0]["scaling"] == {
             "min": 0, "max": 4, "number": 1, "want": 3, "since": NOW - 5, "changed": NOW - 30, "reason": says.reason,
         }  # fmt: skip
+
+
+async def test_what_has_no_place_on_a_large_fleet_is_said_in_short(tmp_path: Path) -> None:
+    async with admin() as it:
+        taken = {f"n{n}": row(n, f"n{n}", (0,)) for n in range(10, 60)}
+        away = node("n60", (device(0),), state=NodeState.LOST)
+        nodes = (*(node(name, (device(0),)) for name in taken), away)
+        of = model("m", 60)
+        it.picture.catalog = evolve(it.picture.catalog, models=(of,))
+        it.picture.cluster = evolve(it.picture.cluster, nodes=nodes, models=(of,), replicas=tuple(taken.values()))
+        it.picture.decide()
+        for words in (("status",), ("models",)):
+            code, said = await ctl(it, tmp_path, *words)
+            assert (code, said.count("1 of 1 devices short")) == (0, 4), said
+            assert "  … and 46 more by devices, see --json" in said
+        _, said = await ctl(it, tmp_path, "nodes")
+        assert "1 x h100-80g (0 free)" in squeezed(said)[-1], "what nobody can get is not free"
+        _, said = await ctl(it, tmp_path, "models", "--json")
+        assert len(json.loads(said)["models"][0]["unplaced"]["candidates"]) == 51

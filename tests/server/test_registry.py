@@ -69,6 +69,15 @@ def test_versions_go_up_only_when_something_changed() -> None:
     assert table(evolve(SETTINGS, models=()), one(ShardState.READY), {}, 5, first).routes == ()
 
 
+def test_who_is_not_heard_of_may_still_answer() -> None:
+    state = one(ShardState.READY)
+    lost = ModelView("m", 1, 0, "lost", "why", NOW, "", "is not reachable at present")
+    (route,) = table(SETTINGS, state, {"m": lost}, 5, Table()).routes[:1]
+    assert (len(route.endpoints), route.public) == (1, "may not be reachable at present")
+    (route,) = table(SETTINGS, evolve(state, replicas=()), {"m": lost}, 5, Table()).routes[:1]
+    assert (route.endpoints, route.public) == ((), "is not reachable at present")
+
+
 def test_adapters_are_routed_to_the_replicas_that_have_them() -> None:
     new = profile(lora={"sql": "/a", "law": "/b"})
     with_lora, old = row(profile=new), row(2, profile=profile(lora={"sql": "/a"}))
