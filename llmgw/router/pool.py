@@ -16,9 +16,6 @@ _IDLE_MOST = 64
 _IDLE_S = 30.0
 """Engines close idle connections after 5 s (uvicorn) and up; one that was closed meanwhile is noticed at its use."""
 
-_LEFT_S = 60.0
-"""So long what left the table is said to have nothing outstanding: who stops it goes by the count, not by silence."""
-
 HELD_MOST = 256
 """So many requests of a model wait for its first engine; what comes beyond is told to come again."""
 
@@ -103,7 +100,7 @@ class Directory:
         self.table = Table()
         self._routes: dict[str, tuple[Route, tuple[Engine, ...]]] = {}
         self._engines: dict[tuple[str, str, int, str | None], Engine] = {}
-        self._leaving: list[tuple[Engine, float | None]] = []
+        self._leaving: list[Engine] = []
         self._changed = trio.Event()
         self.waiting: Counter[str] = Counter()
         self.asked: Counter[str] = Counter()
@@ -124,7 +121,7 @@ class Directory:
         gone = [engine for key, engine in self._engines.items() if key not in engines]
         for engine in gone:
             engine.close()
-        self._leaving += [(engine, None) for engine in gone]
+        self._leaving = [e for e in (*self._leaving, *gone) if e.outstanding]
         self._engines, self._routes, self.table = engines, routes, table
         self._changed.set()
         self._changed = trio.Event()
@@ -155,9 +152,9 @@ class Directory:
         return self.table.routes
 
     def outstanding(self) -> dict[str, int]:
-        """Open requests by endpoint id; engines that left the table count until theirs have ended, and a while more."""
-        counts: dict[str, int] = {}
-        for engine in (*self._engines.values(), *(engine for engine, _ in self._leaving)):
+        """Open requests by endpoint id; engines that left the table count until theirs have ended."""
+        counts = {engine.endpoint.id: 0 for engine in self._engines.values()}
+        for engine in (*self._engines.values(), *self._leaving):
             counts[engine.endpoint.id] = counts.get(engine.endpoint.id, 0) + engine.outstanding
         return counts
 
@@ -170,8 +167,7 @@ class Directory:
         """Look after idle connections and engines that have left."""
         for engine in self._engines.values():
             engine.sweep(now)
-        since = [(engine, now if at is None else at) for engine, at in self._leaving]
-        self._leaving = [(engine, at) for engine, at in since if engine.outstanding or now - at < _LEFT_S]
+        self._leaving = [e for e in self._leaving if e.outstanding]
 
     def close(self) -> None:
         """Close every idle connection."""

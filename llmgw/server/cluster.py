@@ -66,7 +66,7 @@ class Cluster:
         self._listening = started
         self.replicas = replicas
         self.unplaced = unplaced
-        self.in_flight: Mapping[str, int] = {}
+        self.in_flight: Mapping[str, int] | None = None
         self.brake_released = brake_released
         self.scales: Mapping[str, Scale] = scales
         self._demand = DemandBook(started)
@@ -240,7 +240,7 @@ class Cluster:
             nodes=tuple(self._node(row, now) for _, row in sorted(self._rows.items())),
             replicas=self.replicas,
             next_serial=self._next_serial,
-            in_flight=self.in_flight,
+            in_flight=self._in_flight(),
             unplaced_since={item.model: item.since for item in self.unplaced},
             quotas=self.settings.quotas,
             liveness=self.settings.liveness,
@@ -249,6 +249,16 @@ class Cluster:
             scales=self.scales,
             learned=tuple(self._learned.values()),
         )
+
+    def _in_flight(self) -> Mapping[str, int]:
+        """The open requests by shard; empty before the router's first word.
+
+        The router counts for everything in its table, and for what left it until that has ended: what it does not name
+        has none. So it is with a model that left the catalog, whose route went with it.
+        """
+        if (said := self.in_flight) is None:
+            return {}
+        return {s.shard: said.get(s.shard, 0) for row in self.replicas for s in row.shards[:1]}
 
     def apply(self, outcome: Outcome) -> None:
         """A pass was written down: its rows hold."""

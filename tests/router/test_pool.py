@@ -66,28 +66,9 @@ def test_engines_live_on_from_table_to_table() -> None:
         moved = directory.find("m")
         assert moved is not None
         assert moved[1][0] is not engine
-        assert directory.outstanding() == {"a": 1, "b": 0}
-    assert directory.outstanding() == {"a": 0, "b": 0}
-    assert directory.find("n") is None
-
-
-def test_what_left_the_table_is_said_to_have_nothing_outstanding_before_nothing_is_said() -> None:
-    directory = Directory()
-    directory.use(Table(1, (Route("m", (A,)),)))
-    (engine,) = (directory.find("m") or (None, ()))[1]
-    with engine.busy():
-        directory.use(Table(2, ()))
-        directory.sweep(1000.0)
-        directory.sweep(2000.0)
-        assert directory.outstanding() == {"a": 1}, "for as long as it has something"
+        assert directory.outstanding() == {"a": 1}
     assert directory.outstanding() == {"a": 0}
-    directory.use(Table(3, (Route("m", (B,)),)))
-    directory.use(Table(4, ()))
-    directory.sweep(2010.0)
-    directory.sweep(2069.0)
-    assert directory.outstanding() == {"b": 0}
-    directory.sweep(2070.0)
-    assert directory.outstanding() == {}
+    assert directory.find("n") is None
 
 
 def test_an_engine_behind_two_names_counts_once_and_as_the_first() -> None:

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 from attrs import evolve
 
+from llmgw.router.wire import Load
 from llmgw.scheduler.state import NodeState, ShardState
 from llmgw.server.cluster import Cluster
 from llmgw.settings.document import Settings
@@ -58,6 +59,15 @@ def test_reports_replace_each_other_by_start_and_wake_the_loop() -> None:
     assert kept is not None
     assert [r.generation for r in kept.reports] == [2]
     assert len(woken) == 3
+
+
+def test_what_the_router_does_not_name_has_nothing_in_flight_once_it_spoke() -> None:
+    it, _ = cluster(NOW, NOW)
+    assert it.state(NOW).in_flight == {}, "unknown"
+    it.loaded(Load({"other.0": 3}), NOW)
+    assert it.state(NOW).in_flight == {"m-1.0": 0}
+    it.loaded(Load({"m-1.0": 2}), NOW)
+    assert it.state(NOW).in_flight == {"m-1.0": 2}
 
 
 def test_why_a_link_ended_is_said() -> None:
