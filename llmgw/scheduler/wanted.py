@@ -29,9 +29,13 @@ def want(pass_: Working, model: Model) -> None:
 
 def _refresh(pass_: Working, model: Model) -> NoPlace | None:
     """Replace rows whose profile was edited, one at a time, as the model's ``update`` says; or why not."""
-    rows = pass_.of_model(model.name)
+    # What does not serve first: nobody misses it.
+    rows = sorted(pass_.of_model(model.name), key=pass_.ready)
     rejected = {r.rejected for r in rows if r.rejected}
-    busy = any(r.superseded_by in pass_.rows for r in rows if r.superseded_by) or any(not r.shards for r in rows)
+    busy = any(
+        not r.shards or (r.superseded_by is not None and r.superseded_by in pass_.rows) or _coming_up(pass_, model, r)
+        for r in rows
+    )
     for row in rows:
         wanted = model.profile(row.profile.name)
         if wanted == row.profile or not pass_.counts(row):
@@ -55,6 +59,13 @@ def _refresh(pass_: Working, model: Model) -> NoPlace | None:
         # Else something is on its way out already: its devices come free first.
         busy = True
     return None
+
+
+def _coming_up(pass_: Working, model: Model, row: Replica) -> bool:
+    """Whether the row took over from one that gave up its devices, and does not serve yet."""
+    if row.other is None or not pass_.counts(row) or pass_.ready(row):
+        return False
+    return model.profile(row.profile.name) == row.profile
 
 
 def _house(pass_: Working, model: Model) -> None:
