@@ -7,6 +7,7 @@ from collections.abc import Callable
 from attrs import evolve, frozen
 
 from llmgw.scheduler.brake import HELD, brake
+from llmgw.scheduler.changes import taken_back
 from llmgw.scheduler.explain import Unplaced
 from llmgw.scheduler.public import public
 from llmgw.scheduler.scale import Scale
@@ -254,6 +255,10 @@ def _model(model: Model, briefs: list[_Brief], missing: Unplaced | None, scale: 
     if word == "off" and not wanted and scale is not None and model.scaling is not None and model.scaling.max:
         word, since = "idle", scale.changed
         reason, then = f"scaled to zero: {scale.reason}", "the first request starts a replica, and waits for it"
+    if names := taken_back(model, (b.row for b in briefs)):
+        which = f"profile{'' if len(names) == 1 else 's'} {', '.join(names)}"
+        reason = f"{reason}; the edited {which} did not come up, what was before it stays"
+        then = then or "it is tried again once it is edited"
     said = public(
         word,
         len(ready),

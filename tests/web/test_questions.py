@@ -9,6 +9,7 @@ import pytest
 from attrs import evolve
 
 from llmgw.scheduler.state import NodeState
+from llmgw.settings.digest import profile_digest
 from llmgw.web.bodies import MAX_BYTES
 from tests.scheduler.clusters import NOW, model, node, profile
 from tests.web.admin import Admin, Picture, admin
@@ -182,6 +183,19 @@ async def test_an_edited_profile_under_way_is_said() -> None:
         first, second = it.picture.cluster.replicas
         it.picture.cluster = evolve(it.picture.cluster, replicas=(evolve(first, superseded_by="m-100"), second))
         assert (await why(it, "m"))[1]["model"]["changes"][0].startswith("m-1 serves until m-100 is ready")
+        # It was tried with one of them and did not come up: none of the others is replaced either.
+        kept = evolve(first, rejected=profile_digest("m", edited.profiles[0]))
+        it.picture.cluster = evolve(it.picture.cluster, replicas=(kept, second))
+        _, told = await why(it, "m")
+        ends = "keeps the profile from before the edit, which did not come up; it is tried again once it is edited"
+        assert told["model"]["changes"] == [f"m-1 {ends}", f"m-100 {ends}"]
+        assert told["model"]["reason"].endswith("; the edited profile p did not come up, what was before it stays")
+        again = model("m", 3, profile(context_length=2048))
+        it.picture.catalog = evolve(it.picture.catalog, models=(again,))
+        it.picture.cluster = evolve(it.picture.cluster, models=(again,))
+        _, told = await why(it, "m")
+        assert told["model"]["changes"][0].endswith("it was edited since and is tried again")
+        assert "did not come up" not in told["model"]["reason"]
 
 
 def silent(picture: Picture, count: int = 3) -> None:
