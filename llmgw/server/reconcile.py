@@ -76,14 +76,14 @@ def messages(
 
 def forgets(state: ClusterState, outcome: Outcome, epoch: int) -> dict[str, list[ShardCommand]]:
     """What connected nodes may drop: ended shards of this cluster that no row of the outcome counts on."""
-    wanted = {(s.shard, r.generation) for r in outcome.replicas for s in r.shards}
+    wanted = {(s.node, s.shard, r.generation) for r in outcome.replicas for s in r.shards}
     by_node: dict[str, list[ShardCommand]] = defaultdict(list)
     for node in state.nodes:
         if node.state is not NodeState.CONNECTED:
             continue
         for report in node.reports:
             ours = report.cluster == state.cluster
-            if ours and report.state.ended and (report.shard, report.generation) not in wanted:
+            if ours and report.state.ended and (node.id, report.shard, report.generation) not in wanted:
                 name = f"{report.shard}#{report.generation}:forget"
                 by_node[node.id].append(ForgetShard(name, epoch, report.shard, report.generation))
     return by_node

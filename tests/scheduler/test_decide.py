@@ -143,6 +143,28 @@ def test_a_lost_node_is_replaced_and_reaped_when_it_returns() -> None:
     assert next(c for c in later.commands if isinstance(c, StopCommand)).shard == "m-1.0"
 
 
+def test_what_a_renamed_node_brought_along_is_reaped_once_its_old_name_is_lost() -> None:
+    old = row()
+    said = (report(old, ShardState.READY),)
+    renamed = node("n9", (device(0),), reports=said)
+    both = cluster((node("n1", (device(0),), reports=said), renamed), (model(),), (old,))
+    assert decide(both, NOW).commands == (), "its old name may only be away, and the router goes by that"
+    state = evolve(both, nodes=(evolve(both.nodes[0], state=NodeState.LOST), renamed))
+    outcome = decide(state, NOW)
+    (stop,) = outcome.commands
+    assert isinstance(stop, StopCommand)
+    assert (stop.node, stop.shard, stop.generation) == ("n9", "m-1.0", 1)
+    assert outcome.decisions[0].kind is DecisionKind.REAP
+    assert (
+        outcome.decisions[0].reason == "it runs under another name of its node: n1 is lost, and nothing is sent to it"
+    )
+    state = obey(state, outcome)
+    outcome = decide(state, NOW + 1)
+    assert [(d.kind, d.node) for d in outcome.decisions] == [(DecisionKind.PLACE, "n9"), (DecisionKind.EVICT, "n1")]
+    state = obey(after(state, outcome), outcome)
+    assert decide(state, NOW + 2).decisions == ()
+
+
 def test_a_node_that_returns_before_a_replacement_keeps_its_engine() -> None:
     replica = row()
     lost = node(state=NodeState.LOST, reports=(report(replica, ShardState.READY),))
