@@ -87,7 +87,7 @@ class Cluster:
             version=message.version,
             inventory=message.inventory,
             engines=message.engines,
-            reports=message.shards,
+            reports=tuple(self._dated(message.node, report, now) for report in message.shards),
             last_heard=now,
             weights=self._merged(message.node, message.weights or WeightsFound((), ())),
             installs=message.installs,
@@ -144,9 +144,10 @@ class Cluster:
         self._woken()
         return self._rows[node]
 
-    def report(self, node: str, report: ShardReport) -> NodeRow:
+    def report(self, node: str, report: ShardReport, now: float) -> NodeRow:
         """A shard changed. A report of an older generation does not displace a newer one."""
         row = self._rows[node]
+        report = self._dated(node, report, now)
         others = tuple(r for r in row.reports if (r.shard, r.generation) != (report.shard, report.generation))
         self._rows[node] = evolve(row, reports=(*others, report))
         self._woken()
@@ -171,7 +172,15 @@ class Cluster:
                 next="",
                 since=now,
             ),
+            now,
         )
+
+    def _dated(self, node: str, report: ShardReport, now: float) -> ShardReport:
+        """The report with the time when its state was first heard of: nodes' clocks may be days off."""
+        row = self._rows.get(node)
+        mark = (report.shard, report.generation, report.state)
+        known = () if row is None else row.reports
+        return evolve(report, since=next((r.since for r in known if (r.shard, r.generation, r.state) == mark), now))
 
     def forgotten(self, node: str, shard: str, generation: int) -> NodeRow:
         """The node dropped its record of an ended shard."""
