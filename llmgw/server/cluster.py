@@ -40,7 +40,8 @@ class NodeChange:
 class Cluster:
     """Nodes, replicas and settings of one cluster.
 
-    ``woken`` is called whenever something changed that a reconcile pass should look at.
+    ``woken`` is called whenever something changed that a reconcile pass should look at. ``stuck`` is why passes are not
+    carried out, empty while they are.
     """
 
     def __init__(
@@ -64,6 +65,7 @@ class Cluster:
         self.settings = settings
         self.started = started
         self._listening = started
+        self.stuck = ""
         self.replicas = replicas
         self.unplaced = unplaced
         self.in_flight: Mapping[str, int] | None = None

@@ -167,9 +167,11 @@ class Reconciler:
                 number = await self._store.save_pass(record)
             except OperatorError as failed:
                 self._log.error("pass not carried out: it could not be stored", error=str(failed))
+                self._cluster.stuck = f"nothing is decided: {failed.thing}: {failed.reason}"
                 self._publish(now)  # what serves by the rows that hold is still routed
                 return self._clock() + _STORE_RETRY_S
             self._say(number, outcome)
+        self._cluster.stuck = ""
         self._decided, self._brake = decided, outcome.brake
         self._cluster.apply(outcome)
         self._publish(now)

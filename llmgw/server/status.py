@@ -94,4 +94,5 @@ class Status:
     def ready(self) -> str:
         """Why this daemon does not do its work; empty when it does."""
         router = self._router.state
-        return "" if router.state == "serving" else f"the router is {router.state}: {router.reason}"
+        routing = "" if router.state == "serving" else f"the router is {router.state}: {router.reason}"
+        return "; ".join(reason for reason in (routing, self._cluster.stuck) if reason)

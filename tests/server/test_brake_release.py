@@ -22,7 +22,7 @@ from llmgw.server.status import Status
 from llmgw.settings.daemon import Address, Log, RouterListener
 from llmgw.settings.document import Settings
 from llmgw.store.api import NodeRow, PassRecord
-from llmgw.store.sqlite import SqliteStore
+from llmgw.store.sqlite import SqliteStore, StoreError
 from llmgw.telemetry.metrics import ControlPlaneMetrics
 from llmgw.web.api import app
 from llmgw.web.auth import token_of
@@ -162,6 +162,32 @@ async def test_from_silence_to_a_released_brake(store: SqliteStore, tmp_path: Pa
         it.later(61, "n1", "n2", "n3")
         await until(lambda: it.cluster.state(it.now).nodes[3].state is NodeState.LOST)
         assert off()
+
+
+class Filling(SqliteStore):
+    """A store whose disk can be full."""
+
+    full = False
+
+    async def save_pass(self, record: PassRecord) -> int:
+        if self.full:
+            raise StoreError("llmgw.db", "the disk is full", "free some space; nothing was changed")
+        return await super().save_pass(record)
+
+
+async def test_passes_that_cannot_be_stored_are_said_until_they_can(tmp_path: Path) -> None:
+    async with Filling(tmp_path / "db") as store, running(store, tmp_path, NOW) as it:
+        await until(lambda: it.tables)
+        assert "nothing is decided" not in (await it.ctl("status"))[1]
+        store.full = True
+        it.cluster.use_settings(Settings(models=(model("other"),)))
+        await until(lambda: it.cluster.stuck)
+        code, said = await it.ctl("status", "--exit-code")
+        assert (code, "nothing is decided: llmgw.db: the disk is full" in said) == (1, True), said
+        assert "nothing is decided" in it.status.ready()
+        store.full = False
+        await until(lambda: not it.cluster.stuck)
+        assert "nothing is decided" not in (await it.ctl("status"))[1]
 
 
 async def test_a_node_that_fell_silent_outside_of_the_window_is_not_released_with_them(
