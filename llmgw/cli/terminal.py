@@ -48,8 +48,9 @@ def table(headers: Sequence[str], rows: Sequence[Sequence[str]], *, state_column
     from rich.text import Text
 
     drawn = Table(box=None, pad_edge=False, header_style="bold")
-    for header in headers:
-        drawn.add_column(header, overflow="fold")
+    for at, header in enumerate(headers):
+        # Names and states stay whole on a narrow terminal; what explains them folds.
+        drawn.add_column(header, overflow="fold", no_wrap=at in (0, state_column))
     for row in rows:
         cells = [Text(text) for text in row]
         if state_column is not None:

@@ -84,6 +84,15 @@ async def test_what_is_wrong_about_a_question_is_said(body: object, status: int,
         assert said in " ".join(answer["error"].values())
 
 
+async def test_an_adapter_is_planned_with_its_model() -> None:
+    async with admin() as it:
+        it.picture.cluster = evolve(it.picture.cluster, models=(model("m", 3, profile(lora={"sql": "/s"})),))
+        status, answer = await post(it, "plan", {"model": "m:sql", "replicas": 4})
+        assert (status, answer["error"]) == (
+            400, {"reason": "model m:sql: is an adapter of m, and goes where that goes", "remedy": "plan m"},
+        )  # fmt: skip
+
+
 async def test_methods() -> None:
     async with admin() as it:
         for path, method, usable in (
