@@ -29,8 +29,11 @@ def want(pass_: Working, model: Model) -> None:
 
 def _refresh(pass_: Working, model: Model) -> NoPlace | None:
     """Replace rows whose profile was edited, one at a time, as the model's ``update`` says; or why not."""
+    rows = pass_.of_model(model.name)
+    if all(model.profile(row.profile.name) == row.profile for row in rows):
+        return None
     # What does not serve first: nobody misses it.
-    rows = sorted(pass_.of_model(model.name), key=pass_.ready)
+    rows.sort(key=pass_.ready)
     rejected = {r.rejected for r in rows if r.rejected}
     busy = any(
         not r.shards or (r.superseded_by is not None and r.superseded_by in pass_.rows) or _coming_up(pass_, model, r)
@@ -52,6 +55,8 @@ def _refresh(pass_: Working, model: Model) -> NoPlace | None:
             pass_.rows[row.id] = evolve(row, superseded_by=new.id)
         elif wanted is not None and (held := doubt(model, wanted, pass_.fleet)):
             return evolve(held, reason=f"{why}, {row.id} serves on as it was: {held.reason}")
+        elif _missing(pass_, model) and isinstance(found or _place(pass_, model), Placement):
+            return None  # it gets its place first
         elif not any(not pass_.lost(r) and r.goal is not Goal.RUN for r in rows):
             if found is not None:
                 why = f"{why}, and there is no room for both the old and the new one"
@@ -62,10 +67,14 @@ def _refresh(pass_: Working, model: Model) -> NoPlace | None:
 
 
 def _coming_up(pass_: Working, model: Model, row: Replica) -> bool:
-    """Whether the row took over from one that gave up its devices, and does not serve yet."""
-    if row.other is None or not pass_.counts(row) or pass_.ready(row):
-        return False
-    return model.profile(row.profile.name) == row.profile
+    """Whether the row is as the catalog wants it and does not serve yet; till then the others are needed."""
+    return pass_.counts(row) and not pass_.ready(row) and model.profile(row.profile.name) == row.profile
+
+
+def _missing(pass_: Working, model: Model) -> bool:
+    """Whether the model has fewer replicas than it shall have, those that come back with another profile included."""
+    rows = _rows(pass_, model)
+    return len(rows.counting) + len(rows.changing) + len(rows.homeless) < model.replicas
 
 
 def _house(pass_: Working, model: Model) -> None:

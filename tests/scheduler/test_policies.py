@@ -215,6 +215,19 @@ def test_the_next_one_gives_way_only_once_the_one_before_serves_again(update: Up
     assert [r.profile for r in state.replicas] == [new] * 3
 
 
+@pytest.mark.parametrize("update", Update)
+def test_a_profile_that_is_renamed_is_an_update_like_any_other(update: Update) -> None:
+    of, new = edited(evolve(model("m", 2), update=update), name="renamed")
+    state = evolve(running(model("m", 2)), models=(of,))
+    for step in range(10):
+        state = obey(state, decide(state, NOW + 2 * step))
+        state = loading(state, *(r.id for r in state.replicas if r.profile == new))
+    assert sorted(r.profile == new for r in state.replicas) == [False, True], "the other one serves while it loads"
+    for step in range(30):
+        state = obey(state, decide(state, NOW + 30 + 2 * step))
+    assert [r.profile for r in state.replicas] == [new] * 2
+
+
 def test_what_does_not_serve_is_replaced_before_what_does() -> None:
     of, new = edited(evolve(model("m", 2), update=Update.REPLACE), context_length=512)
     state = evolve(running(model("m", 2)), models=(of,))
