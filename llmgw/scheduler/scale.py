@@ -52,7 +52,7 @@ class Scale:
     """The ``number`` of replicas that a model shall have, and what might change it next.
 
     ``want`` is what the load asks for: since ``since`` it was always more, or always less, and at the least so far from
-    it as ``mildest``. ``changed`` is when the number became what it is.
+    it as ``mildest``. ``changed`` is when the number became what it is, ``began`` when the model was first given one.
     """
 
     number: int
@@ -61,6 +61,7 @@ class Scale:
     mildest: int
     changed: float
     reason: str
+    began: float = 0.0
 
 
 def scaled(models: Iterable[Model], scales: Mapping[str, Scale]) -> tuple[Model, ...]:
@@ -74,13 +75,20 @@ def scale(rules: Scaling, demand: Demand | None, before: Scale | None, now: floa
     """The number from now on, and when time alone may change it. ``demand`` is ``None`` as long as nobody knows it."""
     if before is None:
         number = max(1, rules.min)
-        return Scale(number, number, now, number, now, "it starts with this number"), None
+        return Scale(number, number, now, number, now, "it starts with this number", now), None
+    found, wake = _next(rules, demand, before, now)
+    return evolve(found, began=before.began), wake
+
+
+def _next(rules: Scaling, demand: Demand | None, before: Scale, now: float) -> tuple[Scale, float | None]:
     if not rules.min <= before.number <= rules.max:
         number = min(max(before.number, rules.min), rules.max)
         reason = f"the settings say {rules.min} to {rules.max}"
         return Scale(number, number, now, number, now, reason), None
     if demand is None:
         return evolve(before, want=before.number, since=now, reason="its load is not known yet"), None
+    # Nobody can have asked for it before it was there.
+    demand = evolve(demand, asked=max(demand.asked, before.began))
     want, why = _wanted(rules, demand, before.number, now)
     if want == before.number:
         idle_at = demand.asked + rules.idle_s

@@ -77,6 +77,17 @@ def test_zero_after_idle_time_and_back_at_once() -> None:
     assert (back.number, back.reason) == (1, "1 waiting, and no replica"), "no cooldown for who waits already"
 
 
+def test_a_model_that_is_new_is_idle_from_then_on() -> None:
+    nobody = Demand(asked=1000)  # the control plane's start, hours ago
+    found, _ = scale(ZERO, nobody, None, 90_000)
+    assert found.number == 1
+    for now in (90_060, 90_899):
+        found, wake = scale(ZERO, nobody, found, now)
+        assert (found.number, wake) == (1, 90_900)
+    found, _ = scale(ZERO, nobody, found, 90_900)
+    assert (found.number, found.reason) == (0, "1 was too many: no request for 900 s")
+
+
 def test_settings_and_ignorance() -> None:
     assert scale(RULES, None, None, 5)[0].number == 1
     assert scale(ZERO, None, None, 5)[0].number == 1, "it goes when nobody asks for it"
