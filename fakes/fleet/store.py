@@ -134,7 +134,9 @@ class MemoryStore:
         await self._moment()
         return self._disk.brake_released
 
-    async def release_brake(self, epoch: int, at: float, by: str, silent_since: float) -> int:
+    async def release_brake(
+        self, epoch: int, at: float, by: str, silent_since: float, nodes: tuple[str, ...] = ()
+    ) -> int:
         async with self._turn:
             await self._moment()
             self._disk.brake_released = silent_since

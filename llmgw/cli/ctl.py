@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +11,7 @@ from llmgw.cli.admin_client import client_of
 from llmgw.cli.ctl_brake import brake, say_brake
 from llmgw.cli.ctl_plan import plan
 from llmgw.cli.ctl_why import why
-from llmgw.cli.explain import explain_lines
+from llmgw.cli.explain import scaling_line, short_lines
 from llmgw.cli.terminal import ago, echo_json, table
 
 _as_json = click.option("--json", "as_json", is_flag=True, help="The admin API's answer as it is.")
@@ -45,7 +44,7 @@ def _devices(node: dict[str, Any]) -> str:
     for device in node["devices"]:
         total_free = classes.setdefault(device["device_class"], [0, 0])
         total_free[0] += 1
-        total_free[1] += device["shard"] is None and not device["faults"]
+        total_free[1] += node["state"] == "connected" and device["unusable"] is None
     return ", ".join(f"{total} x {name} ({free} free)" for name, (total, free) in classes.items()) or "none"
 
 
@@ -58,7 +57,7 @@ def nodes(ctx: click.Context, as_json: bool) -> None:
     if as_json:
         echo_json(answer)
         return
-    now = time.time()
+    now = answer["now"]
     table(
         ["NODE", "STATE", "SINCE", "DEVICES", "WHY", "NEXT"],
         [[n["id"], n["state"], ago(n["since"], now), _devices(n), n["reason"], n["next"]] for n in answer["nodes"]],
@@ -77,9 +76,8 @@ def nodes(ctx: click.Context, as_json: bool) -> None:
     say_brake(answer)
 
 
-def show_models(models: list[dict[str, Any]]) -> None:
-    """Models as a table, and under it every reason why something has no place."""
-    now = time.time()
+def show_models(models: list[dict[str, Any]], now: float) -> None:
+    """Models as a table, and under it why something has no place, and what makes their numbers."""
     table(
         ["MODEL", "STATE", "READY", "SINCE", "WHY", "NEXT"],
         [
@@ -95,20 +93,29 @@ def show_models(models: list[dict[str, Any]]) -> None:
         ],
         state_column=1,
     )
-    for line in (line for model in models for line in explain_lines(model)):
-        click.echo(line if line.startswith(" ") else f"\n{line}")
+    for model in models:
+        if (unplaced := model["unplaced"]) is not None:
+            click.echo(f"\n{model['name']}: {unplaced['running']} of {unplaced['wanted']} placed. {unplaced['reason']}")
+            for line in short_lines(unplaced["candidates"]):
+                click.echo(line)
+    scaled = [m for m in models if m["scaling"] is not None]
+    for at, model in enumerate(scaled):
+        click.echo(("" if at else "\n") + f"{model['name']}: {scaling_line(model['scaling'], now)}")
 
 
 @command.command()
 @_as_json
 @click.pass_context
 def models(ctx: click.Context, as_json: bool) -> None:
-    """Every model, and for what has no place every candidate with the reason that turned it down."""
+    """Every model, and for what has no place the candidates with the reasons that turned them down.
+
+    A few for each reason; --json has every one.
+    """
     answer = client_of(ctx).get("models")
     if as_json:
         echo_json(answer)
         return
-    show_models(answer["models"])
+    show_models(answer["models"], answer["now"])
     say_brake(answer)
 
 
@@ -131,7 +138,7 @@ def replicas(ctx: click.Context, as_json: bool) -> None:
     if as_json:
         echo_json(answer)
         return
-    now = time.time()
+    now = answer["now"]
     table(
         ["REPLICA", "STATE", "SINCE", "NODE", "DEVICES", "MEMORY", "PID", "WHY", "NEXT"],
         [
@@ -187,7 +194,7 @@ def status(ctx: click.Context, as_json: bool, exit_code: bool) -> None:
                    + (f" ({router['reason']})" if router["reason"] else ""))  # fmt: skip
         counts = ", ".join(f"{count} {state}" for state, count in answer["nodes"].items() if count)
         click.echo(f"nodes: {counts or 'none'}\n")
-        show_models(answer["models"])
+        show_models(answer["models"], answer["now"])
         click.echo("\nhealthy" if answer["healthy"] else "\nnot healthy: " + "; ".join(answer["problems"]))
     if exit_code and not answer["healthy"]:
         ctx.exit(1)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from typing import Any
 
 import click
@@ -36,7 +35,7 @@ def brake(ctx: click.Context, as_json: bool) -> None:
     if held is None:
         click.echo("the brake is off")
         return
-    click.echo(f"{held['reason']}\n\nsilent, the last one for {ago(held['since'], time.time())}:")
+    click.echo(f"{held['reason']}\n\nsilent, the last one for {ago(held['since'], answer['now'])}:")
     for node in held["nodes"]:
         click.echo(f"  {node}")
 
@@ -57,9 +56,10 @@ def release(ctx: click.Context, yes: bool, as_json: bool) -> None:
         raise OperatorError("llmgw ctl brake release", "the brake is not on", "there is nothing to release")
     if not yes:
         some = ", ".join(held["nodes"][:10]) + (" …" if len(held["nodes"]) > 10 else "")
-        click.confirm(
-            f"{len(held['nodes'])} of {held['of']} nodes are gone ({some}); replace what ran there?", abort=True
-        )
+        asked = f"{len(held['nodes'])} of {held['of']} nodes are gone ({some}); replace what ran there?"
+        if not click.confirm(asked):
+            click.echo("the brake stays on")
+            ctx.exit(1)
     answer = client.post("brake/release", {"nodes": held["nodes"]})
     if as_json:
         echo_json(answer)

@@ -19,7 +19,7 @@ def _show(answer: dict[str, Any], as_json: bool) -> None:
     if as_json:
         echo_json(answer)
         return
-    now = time.time()
+    now = answer["now"]
     table(
         ["JOB", "STATE", "SINCE", "NODE", "WHAT", "WHY"],
         [

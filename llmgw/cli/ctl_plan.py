@@ -10,7 +10,7 @@ import click
 
 from llmgw.cli.admin_client import client_of
 from llmgw.cli.explain import short_lines
-from llmgw.cli.terminal import echo_json, table
+from llmgw.cli.terminal import echo_json, few, table
 from llmgw.settings.load import load_settings
 from llmgw.store.files import read_text
 
@@ -78,7 +78,7 @@ def _show(answer: dict[str, Any], asked: str | None) -> None:
     )
     for told in answer["elsewhere"]:
         if told["candidates"]:
-            click.echo(f"\n{told['model']}, profile {told['profile']}, on {_few(told['nodes'])}; why not elsewhere:")
+            click.echo(f"\n{told['model']}, profile {told['profile']}, on {few(told['nodes'])}; why not elsewhere:")
             for line in short_lines(told["candidates"]):
                 click.echo(line)
     for item in answer["unplaced"]:
@@ -104,8 +104,8 @@ def _moves(steps: list[dict[str, Any]]) -> None:
 
 
 def _step(step: dict[str, Any]) -> Iterator[list[str]]:
-    ended = f"{_few(step['ended'])} ended" if step["ended"] else ""
-    ready = f"{_few(step['ready'])} ready" if step["ready"] else ""
+    ended = f"{few(step['ended'])} ended" if step["ended"] else ""
+    ready = f"{few(step['ready'])} ready" if step["ready"] else ""
     wait = f"in {step['at_s']:.0f} s" if step["at_s"] else ""
     happened = " and ".join(part for part in (ended, ready) if part)
     when = ", ".join(part for part in (wait, f"once {happened}" if happened else "") if part) or "now"
@@ -114,10 +114,6 @@ def _step(step: dict[str, Any]) -> Iterator[list[str]]:
         why = f"{move['reason']} (without the change as well)" if move["anyway"] else move["reason"]
         yield [when, move["kind"], move["replica"] or move["model"], places, why]
         when = ""
-
-
-def _few(names: list[str]) -> str:
-    return ", ".join(names[:3]) + (f" and {len(names) - 3} more" if len(names) > 3 else "")
 
 
 def _differs(model: dict[str, Any]) -> bool:

@@ -8,8 +8,8 @@ from urllib.parse import quote
 import click
 
 from llmgw.cli.admin_client import client_of
-from llmgw.cli.explain import short_lines
-from llmgw.cli.terminal import ago, echo_json, table
+from llmgw.cli.explain import scaling_line, short_lines
+from llmgw.cli.terminal import ago, echo_json, few, table
 
 
 @click.command()
@@ -20,7 +20,11 @@ from llmgw.cli.terminal import ago, echo_json, table
 def why(ctx: click.Context, name: str, limit: int, as_json: bool) -> None:
     """Explain the replica, model or node NAME: its state, why, what happens next, and the decisions about it.
 
-    Decisions about replicas that are gone are found as well.
+    \b
+    llmgw ctl why llama-3.1-8b         a model, with every candidate of what has no place
+    llmgw ctl why llama-3.1-8b:sql     an adapter, and the model that has it
+    llmgw ctl why llama-3.1-8b-12      a replica; those that are gone are found as well
+    llmgw ctl why gpu-1                a node, and who has its devices
     """
     answer = client_of(ctx).get(f"why/{quote(name, safe='')}?limit={limit}")
     if as_json:
@@ -29,6 +33,8 @@ def why(ctx: click.Context, name: str, limit: int, as_json: bool) -> None:
     now = answer["now"]
     if answer["gone"]:
         click.echo(f"{answer['gone']} {name} is gone; what was decided about it:")
+    if (adapter := answer["adapter"]) is not None:
+        _adapter(adapter)
     if (model := answer["model"]) is not None:
         _model(model, now)
     if (replica := answer["replica"]) is not None:
@@ -44,7 +50,7 @@ def why(ctx: click.Context, name: str, limit: int, as_json: bool) -> None:
     table(
         ["AGO", "DECISION", "REPLICA", "NODE", "WHY"],
         [
-            [ago(d["at"], now), d["kind"], d["replica"] or d["model"], d["node"], d["reason"]]
+            [ago(d["at"], now), d["kind"], d["replica"] or d["model"], few(d["nodes"]), d["reason"]]
             for d in answer["decisions"]
         ],
     )
@@ -58,10 +64,22 @@ def _head(kind: str, thing: dict[str, Any], now: float) -> None:
         click.echo(f"  next: {thing['next']}")
 
 
+def _adapter(adapter: dict[str, Any]) -> None:
+    click.echo(f"adapter {adapter['name']} of model {adapter['model']}: {adapter['state']}, its users are told that it "
+               f"{adapter['public']}")  # fmt: skip
+    click.echo(f"  replicas that were started with it: {', '.join(adapter['replicas']) or 'none'}")
+    if adapter["without"]:
+        click.echo(f"  replicas without it: {', '.join(adapter['without'])}")
+    if adapter["profiles_without"]:
+        click.echo(f"  profiles without it: {', '.join(adapter['profiles_without'])}")
+
+
 def _model(model: dict[str, Any], now: float) -> None:
     _head("model", model, now)
     if model["ready"] is not None:
         click.echo(f"  {model['ready']} of {model['wanted']} ready; its users are told that it {model['public']}")
+    if (scaling := model["scaling"]) is not None:
+        click.echo(f"  {scaling_line(scaling, now)}")
     for url in model["endpoints"]:
         click.echo(f"  {url}")
     for replica in model["replicas"]:

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
+from llmgw.cli.terminal import ago
+
 _EACH = 4
 
 
@@ -37,3 +39,9 @@ def short_lines(candidates: list[dict[str, Any]]) -> Iterator[str]:
                 yield refusal_line(candidate, refusal)
         if len(some) > _EACH:
             yield f"  … and {len(some) - _EACH} more by {name}, see --json"
+
+
+def scaling_line(scaling: dict[str, Any], now: float) -> str:
+    """The number of replicas that the load makes, and what might change it next."""
+    changed = f", for {ago(scaling['changed'], now)}" if scaling["changed"] is not None else ""
+    return f"scaling {scaling['min']} to {scaling['max']}, now {scaling['number']}{changed}: {scaling['reason']}"

@@ -10,7 +10,7 @@ from typing import Any
 import click
 
 _COLOURS = {
-    "ready": "green", "connected": "green", "static": "green", "ok": "green",
+    "ready": "green", "connected": "green", "static": "green", "ok": "green", "idle": "green",
     "failed": "red", "lost": "red", "unplaced": "red",
 }  # fmt: skip
 
@@ -24,6 +24,11 @@ def ago(since: float | None, now: float) -> str:
         if seconds < limit:
             return f"{seconds // size} {unit}"
     return f"{seconds // 86400} d"
+
+
+def few(names: Sequence[str]) -> str:
+    """The first three, and how many more."""
+    return ", ".join(names[:3]) + (f" and {len(names) - 3} more" if len(names) > 3 else "")
 
 
 def echo_json(value: Any) -> None:
@@ -43,8 +48,9 @@ def table(headers: Sequence[str], rows: Sequence[Sequence[str]], *, state_column
     from rich.text import Text
 
     drawn = Table(box=None, pad_edge=False, header_style="bold")
-    for header in headers:
-        drawn.add_column(header, overflow="fold")
+    for at, header in enumerate(headers):
+        # Names and states stay whole on a narrow terminal; what explains them folds.
+        drawn.add_column(header, overflow="fold", no_wrap=at in (0, state_column))
     for row in rows:
         cells = [Text(text) for text in row]
         if state_column is not None:

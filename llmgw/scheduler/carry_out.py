@@ -168,15 +168,31 @@ def _reap(pass_: Working) -> None:
             for report in node.reports
             if not report.state.ended
             and report.cluster == pass_.state.cluster
-            and ((row := rows.get(report.shard)) is None or row.generation != report.generation)
-            and (row is None or row.goal is not Goal.STOP)
+            and (
+                (row := rows.get(report.shard)) is None
+                or (row.generation != report.generation and row.goal is not Goal.STOP)
+                or _astray(pass_, row, report.shard, node.id)
+            )
         ]
         # The newest first: what has served longest goes last.
         for report in sorted(extra, key=lambda r: (-r.generation, r.shard)):
             row = rows.get(report.shard)
             reason, grace = "no replica wants this shard", Limits().stop_s
-            if row is not None:
+            if row is not None and (home := _astray(pass_, row, report.shard, node.id)) is not None:
+                reason = f"it runs under another name of its node: {home} is lost, and nothing is sent to it"
+            elif row is not None:
                 reason = f"an earlier start of this shard still runs; {row.reason}"
                 grace = row.profile.limits.stop_s
             pass_.commands.append(StopCommand(node.id, report.shard, report.generation, reason, grace))
             pass_.decisions.append(Decision(DecisionKind.REAP, report.model, report.replica, node.id, reason))
+
+
+def _astray(pass_: Working, row: Replica, shard: str, node: str) -> str | None:
+    """The node that the row has the shard on, if it is another one than this and lost: a node came under a new name."""
+    if any(s.node == node for s in row.shards if s.shard == shard) or not pass_.lost(row):
+        return None
+    for place in row.shards:
+        home = pass_.state.node(place.node)
+        if place.shard == shard and (home is None or home.state is NodeState.LOST):
+            return place.node
+    return None

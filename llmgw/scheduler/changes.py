@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 
 from llmgw.scheduler.state import ClusterState, Goal, Replica
 from llmgw.settings.catalog import Model
@@ -15,7 +15,14 @@ def changes(state: ClusterState, model: Model) -> tuple[str, ...]:
     return tuple(_changes(model, rows))
 
 
+def taken_back(model: Model, rows: Iterable[Replica]) -> tuple[str, ...]:
+    """The names of the model's profiles that did not come up as they are in the catalog, and that nobody tries."""
+    rejected = {row.rejected for row in rows if row.rejected}
+    return tuple(p.name for p in model.profiles if rejected and profile_digest(model.name, p) in rejected)
+
+
 def _changes(model: Model, rows: dict[str, Replica]) -> Iterator[str]:
+    refused = taken_back(model, rows.values())
     for row in rows.values():
         catalog = model.profile(row.profile.name)
         if row.superseded_by is not None and row.goal is Goal.RUN:
@@ -24,9 +31,11 @@ def _changes(model: Model, rows: dict[str, Replica]) -> Iterator[str]:
             yield f"{row.id} gives its devices up for profile {row.other.name}: {row.reason}"
         elif row.goal is Goal.RUN and not row.shards:
             yield f"{row.id} gave its devices up and waits for a place with profile {row.profile.name}: {row.reason}"
-        elif row.goal is Goal.RUN and row.rejected:
-            edited = catalog is not None and profile_digest(model.name, catalog) == row.rejected
-            tail = "it is tried again once it is edited" if edited else "it was edited since and is tried again"
+        elif row.goal is Goal.RUN and catalog is not None and catalog != row.profile and catalog.name in refused:
+            tail = "it is tried again once it is edited"
+            yield f"{row.id} keeps the profile from before the edit, which did not come up; {tail}"
+        elif row.goal is Goal.RUN and row.rejected and catalog != row.profile:
+            tail = "it was edited since and is tried again"
             yield f"{row.id} keeps the profile from before the edit, which did not come up; {tail}"
         elif row.goal is Goal.RUN and catalog is None:
             yield f"{row.id} runs profile {row.profile.name}, which the catalog no longer has; it is replaced next"

@@ -62,6 +62,7 @@ def _scale(state: ClusterState, now: float) -> tuple[dict[str, Scale], list[floa
         if wake is not None:
             wakes.append(wake)
         if before is not None and found.number != before.number:
-            reason = f"{found.number} replicas instead of {before.number}: {found.reason}"
+            many = f"{found.number} replica{'' if found.number == 1 else 's'}"
+            reason = f"{many} instead of {before.number}: {found.reason}"
             decisions.append(Decision(DecisionKind.SCALE, model.name, "", "", reason))
     return scales, wakes, decisions

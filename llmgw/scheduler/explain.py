@@ -62,13 +62,23 @@ class DecisionKind(StrEnum):
 
 @frozen
 class Decision:
-    """One thing that a pass decided, and why. ``node`` is empty where it concerns the replica as a whole."""
+    """One thing that a pass decided, and why.
+
+    ``node`` is the one that it is about first: of a replica over several the one where it happened, else rank 0's;
+    ``others`` are the further ones that it concerns. No node is named where there is none.
+    """
 
     kind: DecisionKind
     model: str
     replica: str
     node: str
     reason: str
+    others: tuple[str, ...] = ()
+
+    @property
+    def nodes(self) -> tuple[str, ...]:
+        """Every node that it concerns."""
+        return tuple(name for name in (self.node, *self.others) if name)
 
 
 @frozen

@@ -7,6 +7,7 @@ _STEP = 5
 
 _PHRASES = {
     "off": "is switched off",
+    "idle": "starts with the first request",
     "unplaced": "has no place at present",
     "lost": "is not reachable at present",
     "placed": "is starting",

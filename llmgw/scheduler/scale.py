@@ -52,7 +52,7 @@ class Scale:
     """The ``number`` of replicas that a model shall have, and what might change it next.
 
     ``want`` is what the load asks for: since ``since`` it was always more, or always less, and at the least so far from
-    it as ``mildest``. ``changed`` is when the number became what it is.
+    it as ``mildest``. ``changed`` is when the number became what it is, ``began`` when the model was first given one.
     """
 
     number: int
@@ -61,6 +61,7 @@ class Scale:
     mildest: int
     changed: float
     reason: str
+    began: float = 0.0
 
 
 def scaled(models: Iterable[Model], scales: Mapping[str, Scale]) -> tuple[Model, ...]:
@@ -74,18 +75,27 @@ def scale(rules: Scaling, demand: Demand | None, before: Scale | None, now: floa
     """The number from now on, and when time alone may change it. ``demand`` is ``None`` as long as nobody knows it."""
     if before is None:
         number = max(1, rules.min)
-        return Scale(number, number, now, number, now, "it starts with this number"), None
+        return Scale(number, number, now, number, now, "it starts with this number", now), None
+    found, wake = _next(rules, demand, before, now)
+    return evolve(found, began=before.began), wake
+
+
+def _next(rules: Scaling, demand: Demand | None, before: Scale, now: float) -> tuple[Scale, float | None]:
     if not rules.min <= before.number <= rules.max:
         number = min(max(before.number, rules.min), rules.max)
         reason = f"the settings say {rules.min} to {rules.max}"
         return Scale(number, number, now, number, now, reason), None
     if demand is None:
         return evolve(before, want=before.number, since=now, reason="its load is not known yet"), None
+    # Nobody can have asked for it before it was there.
+    demand = evolve(demand, asked=max(demand.asked, before.began))
     want, why = _wanted(rules, demand, before.number, now)
     if want == before.number:
-        quiet = now - demand.asked
-        wake = demand.asked + rules.idle_s if before.number == 1 and rules.min == 0 and quiet < rules.idle_s else None
-        return evolve(before, want=want, since=now, mildest=want, reason=why), wake
+        idle_at = demand.asked + rules.idle_s
+        if before.number == 0 or rules.min > 0 or demand.requests or now >= idle_at:
+            return evolve(before, want=want, since=now, mildest=want, reason=why), None
+        why = f"{why}; that makes 0 in {idle_at - now:.0f} s if nobody asks (idle_s)"
+        return evolve(before, want=want, since=now, mildest=want, reason=why), idle_at
     more = want > before.number
     kept = before.want > before.number if more else before.want < before.number
     mildest = want if not kept else min(before.mildest, want) if more else max(before.mildest, want)
@@ -96,9 +106,8 @@ def scale(rules: Scaling, demand: Demand | None, before: Scale | None, now: floa
     hold = 0.0 if want == 0 else rules.up_s if more else rules.down_s
     due = max(since + hold, before.changed + rules.cooldown_s)
     if now >= due:
-        return Scale(
-            mildest, mildest, now, mildest, now, f"{before.number} were too {'few' if more else 'many'}: {why}"
-        ), None
+        were = f"{before.number} {'was' if before.number == 1 else 'were'} too {'few' if more else 'many'}"
+        return Scale(mildest, mildest, now, mildest, now, f"{were}: {why}"), None
     cooling = before.changed + rules.cooldown_s >= since + hold
     which = "cooldown_s after the last change" if cooling else "up_s" if more else "down_s"
     reason = f"{why}; that makes {want} in {due - now:.0f} s if it stays so ({which})"

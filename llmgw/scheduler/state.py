@@ -91,9 +91,10 @@ class ShardReport:
     ``shard`` is ``<replica>.<rank>``; ``generation`` counts the starts of the replica, so that a report of an
     earlier start is never taken for the present one. ``devices`` are the placement numbers at the launch and ``uuids``
     what they were, see :func:`placed_on`. After a failure ``remedy`` says what to do about it, and ``final`` that the
-    same profile would fail there again. ``since`` is on the node's clock. ``endpoint`` is
-    ``http://host:port`` of the engine's API (rank 0 only); ``api_key`` is what it wants as a bearer token and
-    is never logged. ``progress`` goes from 0 to 1 while loading, where the engine says. ``rendezvous`` is where rank 0
+    same profile would fail there again. ``since`` is on the node's clock; the control plane keeps by its own when it
+    first heard of the state. ``endpoint`` is ``http://host:port`` of the engine's API (rank 0 only); ``api_key`` is
+    what it wants as a bearer token and is never logged. ``progress`` goes from 0 to 1 while loading, where the engine
+    says. ``rendezvous`` is where rank 0
     of a replica over several nodes waits for the others. ``load_mib`` and ``serving_mib`` are the most memory that its
     own processes were seen holding of each device, in the order of ``devices``; ``None`` where that cannot be told.
     ``warnings`` are what an operator should know though it serves. ``log_path`` is where its log is on the node as long

@@ -4,24 +4,31 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from attrs import frozen
+from attrs import evolve, frozen
 
 from llmgw.scheduler.brake import HELD, brake
+from llmgw.scheduler.changes import taken_back
 from llmgw.scheduler.explain import Unplaced
 from llmgw.scheduler.public import public
+from llmgw.scheduler.scale import Scale
 from llmgw.scheduler.state import Assignment, ClusterState, Goal, Node, NodeState, Replica, ShardReport, ShardState
 from llmgw.settings.catalog import Model
 
 
 @frozen
 class ShardView:
-    """One rank of a replica: its place, and what its agent says of this start of it (nothing yet: ``None``)."""
+    """One rank of a replica: its place, and what its agent says of this start of it (nothing yet: ``None``).
+
+    ``load_mib`` and ``serving_mib`` are by device, as in :class:`ReplicaView`.
+    """
 
     shard: str
     rank: int
     node: str
     devices: tuple[str, ...]
     report: ShardReport | None
+    load_mib: tuple[int | None, ...] = ()
+    serving_mib: tuple[int | None, ...] = ()
 
 
 @frozen
@@ -56,9 +63,11 @@ class ReplicaView:
 
 @frozen
 class ModelView:
-    """One model that is placed. ``state``: ``ready``, ``off``, ``unplaced``, ``degraded``, or its replicas' worst.
+    """One model that is placed. ``state``: ``ready``, ``off``, ``idle``, ``unplaced``, ``degraded``, or its replicas'
+    worst.
 
-    ``public`` is for its users: a phrase that names no node, no replica and no other model.
+    ``public`` is for its users: a phrase that names no node, no replica and no other model. ``scale`` is what its load
+    makes of it where its number follows that, as of the last pass.
     """
 
     name: str
@@ -69,6 +78,7 @@ class ModelView:
     since: float | None
     next: str
     public: str = ""
+    scale: Scale | None = None
 
 
 _FARTHEST = ("failed", "waiting", "lost", "placed", "starting", "loading", "draining", "stopping", "stopped", "ready")
@@ -140,13 +150,21 @@ def _judge(row: Replica, seen: _Seen | None, now: float, *, held: bool) -> tuple
 
 def replica_view(row: Replica, state: ClusterState, now: float, *, held: bool = False) -> ReplicaView:
     """One replica as it stands; ``held`` says that the brake is on."""
+    reports = tuple((s, state.report(s, row.generation)) for s in row.shards)
     shards = tuple(
-        ShardView(s.shard, s.rank, s.node, _labels(state.node(s.node), s.devices), state.report(s, row.generation))
-        for s in row.shards
+        ShardView(
+            s.shard,
+            s.rank,
+            s.node,
+            _labels(state.node(s.node), s.devices),
+            told,
+            _peaks(s, told, lambda r: r.load_mib),
+            _peaks(s, told, lambda r: r.serving_mib),
+        )
+        for s, told in reports
     )
     report = shards[0].report if shards else None
     word, reason, since, then = _judge(row, _telling(row, state), now, held=held)
-    reports = tuple((s, state.report(s, row.generation)) for s in row.shards)
     return ReplicaView(
         id=row.id,
         model=row.model,
@@ -163,22 +181,19 @@ def replica_view(row: Replica, state: ClusterState, now: float, *, held: bool = 
         progress=report.progress if report is not None and report.state is ShardState.LOADING else None,
         fabric=row.fabric,
         shards=shards,
-        load_mib=_peaks(reports, lambda r: r.load_mib),
-        serving_mib=_peaks(reports, lambda r: r.serving_mib),
+        load_mib=tuple(mib for shard in shards for mib in shard.load_mib),
+        serving_mib=tuple(mib for shard in shards for mib in shard.serving_mib),
         warnings=tuple(f"{s.node}: {w}" for s, r in reports if r is not None for w in r.warnings),
         log_path=report.log_path if report is not None else "",
     )
 
 
 def _peaks(
-    reports: tuple[tuple[Assignment, ShardReport | None], ...], of: Callable[[ShardReport], tuple[int, ...] | None]
+    place: Assignment, report: ShardReport | None, of: Callable[[ShardReport], tuple[int, ...] | None]
 ) -> tuple[int | None, ...]:
     """By device; a shard that does not say, or says it of other devices than its row has, leaves its own unknown."""
-    made: list[int | None] = []
-    for place, report in reports:
-        said = None if report is None else of(report)
-        made += said if said is not None and len(said) == len(place.devices) else [None] * len(place.devices)
-    return tuple(made)
+    said = None if report is None else of(report)
+    return said if said is not None and len(said) == len(place.devices) else (None,) * len(place.devices)
 
 
 def replica_views(state: ClusterState, now: float) -> tuple[ReplicaView, ...]:
@@ -217,15 +232,33 @@ def model_views(state: ClusterState, unplaced: tuple[Unplaced, ...], now: float)
     for row in state.replicas:
         if row.model in of_model:
             of_model[row.model].append(_brief(row, state, now, held=held))
-    return tuple(_model(model, of_model[model.name], missing.get(model.name)) for model in state.models)
+    scales = {m.name: state.scales.get(m.name) if m.scaling is not None else None for m in state.models}
+    return tuple(_model(m, of_model[m.name], missing.get(m.name), scales[m.name]) for m in state.models)
 
 
-def _model(model: Model, briefs: list[_Brief], missing: Unplaced | None) -> ModelView:
+def of_adapter(view: ModelView, having: int) -> ModelView:
+    """How an adapter of the model is, that so many of its ready replicas were started with."""
+    if having >= view.ready:
+        return view
+    if not having:
+        return evolve(view, ready=0, state="waiting", public="is being updated")
+    said = public("ready", having, view.wanted, progress=None, updating=True, failed=False)
+    return evolve(view, ready=having, state="degraded", public=said)
+
+
+def _model(model: Model, briefs: list[_Brief], missing: Unplaced | None, scale: Scale | None) -> ModelView:
     wanted = model.replicas
     ready = [b for b in briefs if b.state == "ready"]
     behind = sorted((b for b in briefs if b.state != "ready"), key=lambda b: (_rank(b.state), b.row.id))
     first = behind[0] if behind else None
     word, reason, since, then = _words(wanted, ready, first, missing)
+    if word == "off" and not wanted and scale is not None and model.scaling is not None and model.scaling.max:
+        word, since = "idle", scale.changed
+        reason, then = f"scaled to zero: {scale.reason}", "the first request starts a replica, and waits for it"
+    if names := taken_back(model, (b.row for b in briefs)):
+        which = f"profile{'' if len(names) == 1 else 's'} {', '.join(names)}"
+        reason = f"{reason}; the edited {which} did not come up, what was before it stays"
+        then = then or "it is tried again once it is edited"
     said = public(
         word,
         len(ready),
@@ -234,7 +267,7 @@ def _model(model: Model, briefs: list[_Brief], missing: Unplaced | None) -> Mode
         updating=any(not b.row.shards or (b.row.goal is not Goal.RUN and b.row.other is not None) for b in briefs),
         failed=first is not None and first.row.failures > 0,
     )
-    return ModelView(model.name, wanted, len(ready), word, reason, since, then, said)
+    return ModelView(model.name, wanted, len(ready), word, reason, since, then, said, scale)
 
 
 def _words(

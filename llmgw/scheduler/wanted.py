@@ -30,8 +30,15 @@ def want(pass_: Working, model: Model) -> None:
 def _refresh(pass_: Working, model: Model) -> NoPlace | None:
     """Replace rows whose profile was edited, one at a time, as the model's ``update`` says; or why not."""
     rows = pass_.of_model(model.name)
+    if all(model.profile(row.profile.name) == row.profile for row in rows):
+        return None
+    # What does not serve first: nobody misses it.
+    rows.sort(key=pass_.ready)
     rejected = {r.rejected for r in rows if r.rejected}
-    busy = any(r.superseded_by in pass_.rows for r in rows if r.superseded_by) or any(not r.shards for r in rows)
+    busy = any(
+        not r.shards or (r.superseded_by is not None and r.superseded_by in pass_.rows) or _coming_up(pass_, model, r)
+        for r in rows
+    )
     for row in rows:
         wanted = model.profile(row.profile.name)
         if wanted == row.profile or not pass_.counts(row):
@@ -48,6 +55,8 @@ def _refresh(pass_: Working, model: Model) -> NoPlace | None:
             pass_.rows[row.id] = evolve(row, superseded_by=new.id)
         elif wanted is not None and (held := doubt(model, wanted, pass_.fleet)):
             return evolve(held, reason=f"{why}, {row.id} serves on as it was: {held.reason}")
+        elif _missing(pass_, model) and isinstance(found or _place(pass_, model), Placement):
+            return None  # it gets its place first
         elif not any(not pass_.lost(r) and r.goal is not Goal.RUN for r in rows):
             if found is not None:
                 why = f"{why}, and there is no room for both the old and the new one"
@@ -55,6 +64,17 @@ def _refresh(pass_: Working, model: Model) -> NoPlace | None:
         # Else something is on its way out already: its devices come free first.
         busy = True
     return None
+
+
+def _coming_up(pass_: Working, model: Model, row: Replica) -> bool:
+    """Whether the row is as the catalog wants it and does not serve yet; till then the others are needed."""
+    return pass_.counts(row) and not pass_.ready(row) and model.profile(row.profile.name) == row.profile
+
+
+def _missing(pass_: Working, model: Model) -> bool:
+    """Whether the model has fewer replicas than it shall have, those that come back with another profile included."""
+    rows = _rows(pass_, model)
+    return len(rows.counting) + len(rows.changing) + len(rows.homeless) < model.replicas
 
 
 def _house(pass_: Working, model: Model) -> None:
@@ -110,7 +130,8 @@ def _shrink(pass_: Working, model: Model) -> None:
     excess -= len(rows.changing[:excess])
     ready_last = sorted(rows.counting, key=lambda r: (pass_.ready(r), -serial(r)))
     for row in (*rows.homeless, *reversed(rows.gone), *ready_last)[:excess]:
-        pass_.retire(row, f"{model.replicas} replicas are wanted, this is one too many")
+        wanted = f"{model.replicas} replica{' is' if model.replicas == 1 else 's are'} wanted"
+        pass_.retire(row, f"{wanted}, this is one too many")
 
 
 def _grow(pass_: Working, model: Model) -> None:

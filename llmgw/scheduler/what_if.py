@@ -20,6 +20,10 @@ def with_model(state: ClusterState, name: str, replicas: int | None, profile: st
     Raises :class:`OperatorError` for a model or profile that the catalog does not have.
     """
     model = state.model(name)
+    if model is None and (base := next((m for m in state.models if name in m.names), None)) is not None:
+        raise OperatorError(
+            f"model {name[:200]}", f"is an adapter of {base.name}, and goes where that goes", f"plan {base.name}"
+        )
     if model is None:
         raise OperatorError(
             f"model {name[:200]}", "is not in the catalog", nearest(name, [m.name for m in state.models])

@@ -51,8 +51,10 @@ class Working:
 
     def say(self, kind: DecisionKind, row: Replica, reason: str, node: str = "") -> None:
         """Decide something about a row."""
-        where = node or (row.shards[0].node if row.shards else "")
-        self.decisions.append(Decision(kind, row.model, row.id, where, reason))
+        nodes = dict.fromkeys(s.node for s in row.shards)
+        where = node or next(iter(nodes), "")
+        others = tuple(name for name in nodes if name != where)
+        self.decisions.append(Decision(kind, row.model, row.id, where, reason, others))
 
     # What is the case.
 

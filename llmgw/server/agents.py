@@ -171,7 +171,7 @@ class Agents:
                         "shard", node=node, shard=report.shard, generation=report.generation,
                         state=report.state.value, reason=report.reason,
                     )  # fmt: skip
-                    row = self._cluster.report(node, report)
+                    row = self._cluster.report(node, report, now)
                 case JobStatus(report=report):
                     if self._jobs is not None:
                         await self._jobs.reported(node, report)

@@ -40,7 +40,8 @@ class NodeChange:
 class Cluster:
     """Nodes, replicas and settings of one cluster.
 
-    ``woken`` is called whenever something changed that a reconcile pass should look at.
+    ``woken`` is called whenever something changed that a reconcile pass should look at. ``stuck`` is why passes are not
+    carried out, empty while they are.
     """
 
     def __init__(
@@ -63,9 +64,11 @@ class Cluster:
         self.epoch = epoch
         self.settings = settings
         self.started = started
+        self._listening = started
+        self.stuck = ""
         self.replicas = replicas
         self.unplaced = unplaced
-        self.in_flight: Mapping[str, int] = {}
+        self.in_flight: Mapping[str, int] | None = None
         self.brake_released = brake_released
         self.scales: Mapping[str, Scale] = scales
         self._demand = DemandBook(started)
@@ -86,7 +89,7 @@ class Cluster:
             version=message.version,
             inventory=message.inventory,
             engines=message.engines,
-            reports=message.shards,
+            reports=tuple(self._dated(message.node, report, now) for report in message.shards),
             last_heard=now,
             weights=self._merged(message.node, message.weights or WeightsFound((), ())),
             installs=message.installs,
@@ -143,9 +146,10 @@ class Cluster:
         self._woken()
         return self._rows[node]
 
-    def report(self, node: str, report: ShardReport) -> NodeRow:
+    def report(self, node: str, report: ShardReport, now: float) -> NodeRow:
         """A shard changed. A report of an older generation does not displace a newer one."""
         row = self._rows[node]
+        report = self._dated(node, report, now)
         others = tuple(r for r in row.reports if (r.shard, r.generation) != (report.shard, report.generation))
         self._rows[node] = evolve(row, reports=(*others, report))
         self._woken()
@@ -170,7 +174,15 @@ class Cluster:
                 next="",
                 since=now,
             ),
+            now,
         )
+
+    def _dated(self, node: str, report: ShardReport, now: float) -> ShardReport:
+        """The report with the time when its state was first heard of: nodes' clocks may be days off."""
+        row = self._rows.get(node)
+        mark = (report.shard, report.generation, report.state)
+        known = () if row is None else row.reports
+        return evolve(report, since=next((r.since for r in known if (r.shard, r.generation, r.state) == mark), now))
 
     def forgotten(self, node: str, shard: str, generation: int) -> NodeRow:
         """The node dropped its record of an ended shard."""
@@ -192,9 +204,13 @@ class Cluster:
         """Whether a session with this node is open."""
         return node in self._links
 
+    def listens(self, now: float) -> None:
+        """From now on nodes can connect."""
+        self._listening = now
+
     def silent_since(self, row: NodeRow) -> float:
-        """From when on a node's silence counts: not before our own start, for until then nobody could be heard."""
-        return max(row.last_heard, self.started)
+        """From when on a node's silence counts: not before we listened, for until then nobody could be heard."""
+        return max(row.last_heard, self._listening)
 
     def nodes(self) -> tuple[str, ...]:
         """Every node that ever registered."""
@@ -235,7 +251,7 @@ class Cluster:
             nodes=tuple(self._node(row, now) for _, row in sorted(self._rows.items())),
             replicas=self.replicas,
             next_serial=self._next_serial,
-            in_flight=self.in_flight,
+            in_flight=self._in_flight(),
             unplaced_since={item.model: item.since for item in self.unplaced},
             quotas=self.settings.quotas,
             liveness=self.settings.liveness,
@@ -244,6 +260,16 @@ class Cluster:
             scales=self.scales,
             learned=tuple(self._learned.values()),
         )
+
+    def _in_flight(self) -> Mapping[str, int]:
+        """The open requests by shard; empty before the router's first word.
+
+        The router counts for everything in its table, and for what left it until that has ended: what it does not name
+        has none. So it is with a model that left the catalog, whose route went with it.
+        """
+        if (said := self.in_flight) is None:
+            return {}
+        return {s.shard: said.get(s.shard, 0) for row in self.replicas for s in row.shards[:1]}
 
     def apply(self, outcome: Outcome) -> None:
         """A pass was written down: its rows hold."""

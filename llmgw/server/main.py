@@ -102,9 +102,11 @@ class Server:
                 await services.start(serve_admin, app(status, token, jobs), listener)
                 async with trio.open_nursery() as control:
                     if control_plane:
-                        control.start_soon(reconciler.run)
                         assert self._config.link is not None
                         await control.start(partial(serve_link, self._config.link, agents.serve))
+                        # Only from here on: a start that takes its time is nobody's silence.
+                        cluster.listens(time.time())
+                        control.start_soon(reconciler.run)
                     control.start_soon(self._reloads, settings_file, cluster, status, reconciler)
                     self._log.info(
                         "ready",

@@ -77,14 +77,14 @@ def messages(
 
 def forgets(state: ClusterState, outcome: Outcome, epoch: int) -> dict[str, list[ShardCommand]]:
     """What connected nodes may drop: ended shards of this cluster that no row of the outcome counts on."""
-    wanted = {(s.shard, r.generation) for r in outcome.replicas for s in r.shards}
+    wanted = {(s.node, s.shard, r.generation) for r in outcome.replicas for s in r.shards}
     by_node: dict[str, list[ShardCommand]] = defaultdict(list)
     for node in state.nodes:
         if node.state is not NodeState.CONNECTED:
             continue
         for report in node.reports:
             ours = report.cluster == state.cluster
-            if ours and report.state.ended and (report.shard, report.generation) not in wanted:
+            if ours and report.state.ended and (node.id, report.shard, report.generation) not in wanted:
                 name = f"{report.shard}#{report.generation}:forget"
                 by_node[node.id].append(ForgetShard(name, epoch, report.shard, report.generation))
     return by_node
@@ -168,9 +168,11 @@ class Reconciler:
                 number = await self._store.save_pass(record)
             except OperatorError as failed:
                 self._log.error("pass not carried out: it could not be stored", error=str(failed))
+                self._cluster.stuck = f"nothing is decided: {failed.thing}: {failed.reason}"
                 self._publish(now)  # what serves by the rows that hold is still routed
                 return self._clock() + _STORE_RETRY_S
             self._say(number, outcome)
+        self._cluster.stuck = ""
         self._decided, self._brake = decided, outcome.brake
         self._cluster.apply(outcome)
         self._publish(now)
@@ -212,14 +214,16 @@ class Reconciler:
             )
 
     def _brake_decision(self, outcome: Outcome) -> tuple[Decision, ...]:
-        """That the brake went on or off, said once and stored with the pass."""
-        if (outcome.brake is None) == (self._brake is None):
-            return ()
-        if outcome.brake is not None:
-            self._log.error(outcome.brake.reason)
-            return (Decision(DecisionKind.BRAKE, "", "", "", outcome.brake.reason),)
-        self._log.warning("the brake is off")
-        return (Decision(DecisionKind.BRAKE, "", "", "", "the brake is off: what is still silent may be replaced"),)
+        """That the brake went on or off, said once and stored with the pass, for each of the nodes that it held for."""
+        now, before = outcome.brake, self._brake
+        if now is not None and before is None:
+            self._log.error(now.reason)
+            return (Decision(DecisionKind.BRAKE, "", "", "", now.reason, now.nodes),)
+        if now is None and before is not None:
+            self._log.warning("the brake is off")
+            reason = "the brake is off: what is still silent may be replaced"
+            return (Decision(DecisionKind.BRAKE, "", "", "", reason, before.nodes),)
+        return ()
 
     def _say(self, number: int, outcome: Outcome) -> None:
         for decision in outcome.decisions:

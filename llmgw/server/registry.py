@@ -9,8 +9,10 @@ from attrs import evolve
 
 from llmgw.router.table import Endpoint, Route, Table
 from llmgw.scheduler.state import ClusterState, Goal, NodeState, Replica, ShardReport, ShardState
-from llmgw.scheduler.summary import ModelView
+from llmgw.scheduler.summary import ModelView, of_adapter
 from llmgw.settings.document import Settings
+
+_MAY_ANSWER = "may not be reachable at present"
 
 
 def _endpoint(report: ShardReport, *, draining: bool) -> Endpoint | None:
@@ -67,8 +69,10 @@ def routes(settings: Settings, state: ClusterState, views: Mapping[str, ModelVie
             route = Route(name, endpoints, "", created, hold_s)
             if view is not None:
                 # The model is ready, and an adapter of it may not be yet.
-                said = view.public if endpoints or not view.ready else "is being updated"
-                route = evolve(route, public=said, state=view.state, ready=view.ready, wanted=view.wanted)
+                how = view if name == model.name else of_adapter(view, sum(not e.draining for e in endpoints))
+                # Nobody hears of its nodes, and its engines may well answer.
+                said = _MAY_ANSWER if endpoints and how.state == "lost" else how.public
+                route = evolve(route, public=said, state=how.state, ready=how.ready, wanted=how.wanted)
             made.append(route)
     return tuple(made)
 

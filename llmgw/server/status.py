@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from llmgw.router.worker import RouterWorker
+from llmgw.scheduler.brake import brake
 from llmgw.scheduler.explain import Unplaced
-from llmgw.scheduler.state import ClusterState, NodeState
+from llmgw.scheduler.state import ClusterState
 from llmgw.server.cluster import Cluster
 from llmgw.settings.document import Settings
 from llmgw.store.api import Store, StoredDecision
@@ -75,10 +76,14 @@ class Status:
     async def release_brake(self) -> float:
         """Written down first: a released brake stays released over a restart."""
         now = self._clock()
-        # Up to where the silent ones were heard: one that is heard until now and falls silent next counts anew.
-        silent = [n.heard for n in self._cluster.state(now).nodes if n.state is not NodeState.CONNECTED]
-        upto = max(silent, default=0.0)
-        await self._store.release_brake(self._cluster.epoch, now, "an operator, over the admin API", upto)
+        state = self._cluster.state(now)
+        held = brake(state.nodes, state.liveness, state.brake_released)
+        if held is None:
+            return now  # they are back meanwhile
+        # Up to where the last of them was heard: what falls silent later counts anew.
+        upto = held.since
+        by = "an operator, over the admin API"
+        await self._store.release_brake(self._cluster.epoch, now, by, upto, held.nodes)
         self._cluster.release_brake(upto)
         return now
 
@@ -89,4 +94,5 @@ class Status:
     def ready(self) -> str:
         """Why this daemon does not do its work; empty when it does."""
         router = self._router.state
-        return "" if router.state == "serving" else f"the router is {router.state}: {router.reason}"
+        routing = "" if router.state == "serving" else f"the router is {router.state}: {router.reason}"
+        return "; ".join(reason for reason in (routing, self._cluster.stuck) if reason)

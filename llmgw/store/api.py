@@ -151,8 +151,10 @@ class Store(Protocol):
         """Up to when a node must have been heard last to count as gone, as an operator said; 0 if nobody ever did."""
         ...
 
-    async def release_brake(self, epoch: int, at: float, by: str, silent_since: float) -> int:
-        """Record as a decision that nodes which were not heard after ``silent_since`` are gone.
+    async def release_brake(
+        self, epoch: int, at: float, by: str, silent_since: float, nodes: tuple[str, ...] = ()
+    ) -> int:
+        """Record as a decision about ``nodes`` that those which were not heard after ``silent_since`` are gone.
 
         Raises as :meth:`save_pass` does.
         """

@@ -76,6 +76,15 @@ STEPS: tuple[str, ...] = (
     ) STRICT;
     CREATE INDEX job_by_age ON job (ended, started);
     """,
+    """
+    CREATE TABLE decision_other (
+        decision INTEGER NOT NULL REFERENCES decision (id) ON DELETE CASCADE,
+        position INTEGER NOT NULL,
+        node TEXT NOT NULL,
+        PRIMARY KEY (decision, position)
+    ) STRICT, WITHOUT ROWID;
+    CREATE INDEX decision_of_other ON decision_other (node, decision);
+    """,
 )
 """Step n takes the schema from version n to n + 1. A step that was ever released is never changed."""
 

@@ -284,13 +284,17 @@ class SqliteStore:
 
         return await self._read(work)
 
-    async def release_brake(self, epoch: int, at: float, by: str, silent_since: float) -> int:
+    async def release_brake(
+        self, epoch: int, at: float, by: str, silent_since: float, nodes: tuple[str, ...] = ()
+    ) -> int:
         """Record that the brake is released."""
 
         def work(connection: sqlite3.Connection) -> int:
             number = self._begin_pass(connection, epoch, at)
             connection.execute("UPDATE cluster SET brake_released = ?", (silent_since,))
-            _insert_decisions(connection, number, (Decision(DecisionKind.BRAKE, "", "", "", f"released by {by}"),))
+            _insert_decisions(
+                connection, number, (Decision(DecisionKind.BRAKE, "", "", "", f"released by {by}", nodes),)
+            )
             return number
 
         return await self._write(work)
@@ -305,24 +309,30 @@ class SqliteStore:
         def work(connection: sqlite3.Connection) -> tuple[StoredDecision, ...]:
             found = connection.execute(_DECISIONS if about is None else _ABOUT, {"limit": limit, "about": about})
             return tuple(
-                StoredDecision(number, at, Decision(DecisionKind(kind), *rest)) for number, at, kind, *rest in found
+                StoredDecision(
+                    number, at, Decision(DecisionKind(kind), model, replica, node, reason, _others(connection, which))
+                )
+                for which, number, at, kind, model, replica, node, reason in found.fetchall()
             )
 
         return await self._read(work)
 
 
 _DECISIONS = """
-    SELECT pass, at, kind, model, replica, node, reason FROM decision JOIN pass ON pass.id = pass
+    SELECT decision.id, pass, at, kind, model, replica, node, reason FROM decision JOIN pass ON pass.id = pass
     ORDER BY decision.id DESC LIMIT :limit
 """
 
 # Each part is read backwards from its own index, so that it costs what is asked for and not what is stored.
 _ABOUT = """
-    SELECT pass, at, kind, model, replica, node, reason FROM decision JOIN pass ON pass.id = pass
+    SELECT decision.id, pass, at, kind, model, replica, node, reason FROM decision JOIN pass ON pass.id = pass
     WHERE decision.id IN (
         SELECT * FROM (SELECT id FROM decision WHERE replica = :about ORDER BY id DESC LIMIT :limit) UNION
         SELECT * FROM (SELECT id FROM decision WHERE model = :about ORDER BY id DESC LIMIT :limit) UNION
-        SELECT * FROM (SELECT id FROM decision WHERE node = :about ORDER BY id DESC LIMIT :limit)
+        SELECT * FROM (SELECT id FROM decision WHERE node = :about ORDER BY id DESC LIMIT :limit) UNION
+        SELECT * FROM (
+            SELECT decision FROM decision_other WHERE node = :about ORDER BY decision DESC LIMIT :limit
+        )
     )
     ORDER BY decision.id DESC LIMIT :limit
 """
@@ -334,10 +344,20 @@ def _newest_settings(connection: sqlite3.Connection) -> SettingsRevision | None:
 
 
 def _insert_decisions(connection: sqlite3.Connection, number: int, decisions: Iterable[Decision]) -> None:
-    connection.executemany(
-        "INSERT INTO decision (pass, kind, model, replica, node, reason) VALUES (?, ?, ?, ?, ?, ?)",
-        [(number, d.kind.value, d.model, d.replica, d.node, d.reason) for d in decisions],
-    )
+    for d in decisions:
+        which = connection.execute(
+            "INSERT INTO decision (pass, kind, model, replica, node, reason) VALUES (?, ?, ?, ?, ?, ?)",
+            (number, d.kind.value, d.model, d.replica, d.node, d.reason),
+        ).lastrowid
+        connection.executemany(
+            "INSERT INTO decision_other VALUES (?, ?, ?)", [(which, at, node) for at, node in enumerate(d.others)]
+        )
+
+
+def _others(connection: sqlite3.Connection, decision: int) -> tuple[str, ...]:
+    """The further nodes of a decision."""
+    found = connection.execute("SELECT node FROM decision_other WHERE decision = ? ORDER BY position", (decision,))
+    return tuple(node for (node,) in found)
 
 
 def _insert_unplaced(connection: sqlite3.Connection, number: int, item: Unplaced) -> None:

@@ -21,7 +21,7 @@ from llmgw.web.auth import allowed
 from llmgw.web.bodies import RefusedBody, json_of, named
 from llmgw.web.jobs import Jobs, job_routes
 from llmgw.web.source import Source
-from llmgw.web.why import unknown, why_view
+from llmgw.web.why import model_of_adapter, unknown, why_view
 
 _STATIC = {
     "console.html": "text/html; charset=utf-8",
@@ -91,23 +91,24 @@ def routes(source: Source, token: str, jobs: Jobs | None = None) -> list[Route]:
 
     async def nodes(_request: Request) -> Any:
         state = source.state()
-        return {"nodes": views.nodes_view(state), "brake": views.brake_view(state)}
+        return {"now": source.now(), "nodes": views.nodes_view(state), "brake": views.brake_view(state)}
 
     async def models(_request: Request) -> Any:
         state = source.state()
         shown = views.models_view(source.settings(), state, source.unplaced(), source.now())
-        return {"models": shown, "brake": views.brake_view(state)}
+        return {"now": source.now(), "models": shown, "brake": views.brake_view(state)}
 
     async def replicas(_request: Request) -> Any:
-        state = source.state()
-        return {"replicas": views.replicas_view(state, source.now()), "brake": views.brake_view(state)}
+        state, now = source.state(), source.now()
+        return {"now": now, "replicas": views.replicas_view(state, now), "brake": views.brake_view(state)}
 
     async def decisions(request: Request) -> Any:
         return {"decisions": views.decisions_view(await source.decisions(_limit(request, 50)))}
 
     async def why(request: Request) -> Any:
         name = request.path_params["name"]
-        stored = await source.decisions(_limit(request, 20), name)
+        base = model_of_adapter(name, source.settings())
+        stored = await source.decisions(_limit(request, 20), name if base is None else base.name)
         settings, state = source.settings(), source.state()
         found = why_view(name, settings, state, source.unplaced(), source.now(), stored)
         return _error(404, *unknown(name, settings, state)) if found is None else found

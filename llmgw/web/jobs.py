@@ -100,15 +100,16 @@ async def _body(request: Request) -> bytes:
 def job_routes(jobs: Jobs, source: Source, guarded: Guard) -> list[Route]:
     """``GET`` and ``POST /api/v1/jobs``, ``GET /api/v1/jobs/ID``, ``POST /api/v1/jobs/ID/cancel``."""
 
-    def view(*rows: JobRow) -> list[dict[str, Any]]:
-        return [job_view(row, source.now()) for row in rows]
+    def view(*rows: JobRow) -> dict[str, Any]:
+        now = source.now()
+        return {"now": now, "jobs": [job_view(row, now) for row in rows]}
 
     async def every(_request: Request) -> Any:
-        return {"jobs": view(*jobs.rows())}
+        return view(*jobs.rows())
 
     async def one(request: Request) -> Any:
         try:
-            return {"jobs": view(jobs.row(request.path_params["job"]))}
+            return view(jobs.row(request.path_params["job"]))
         except OperatorError as unknown:
             return _refused(404, f"{unknown.thing} {unknown.reason}", unknown.remedy)
 
@@ -116,9 +117,9 @@ def job_routes(jobs: Jobs, source: Source, guarded: Guard) -> list[Route]:
         try:
             asked = _CONVERTER.structure(orjson.loads(await _body(request)), JobRequest)
             if asked.fetch is not None and asked.install is None:
-                return {"jobs": view(*await jobs.fetch(asked.node, asked.fetch.weights, update=asked.fetch.update))}
+                return view(*await jobs.fetch(asked.node, asked.fetch.weights, update=asked.fetch.update))
             if asked.install is not None and asked.fetch is None:
-                return {"jobs": view(await jobs.install(asked.node, asked.install))}
+                return view(await jobs.install(asked.node, asked.install))
         except orjson.JSONDecodeError:
             return _refused(400, "the body is no JSON", "")
         except cattrs.BaseValidationError as wrong:
@@ -129,7 +130,7 @@ def job_routes(jobs: Jobs, source: Source, guarded: Guard) -> list[Route]:
 
     async def cancel(request: Request) -> Any:
         try:
-            return {"jobs": view(await jobs.cancel(request.path_params["job"], "cancelled by an operator"))}
+            return view(await jobs.cancel(request.path_params["job"], "cancelled by an operator"))
         except OperatorError as unknown:
             return _refused(404, f"{unknown.thing} {unknown.reason}", unknown.remedy)
 

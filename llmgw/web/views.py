@@ -11,8 +11,10 @@ from llmgw.hardware.inventory import Device, Fault, Inventory
 from llmgw.scheduler.brake import HELD, brake
 from llmgw.scheduler.explain import Candidate, Unplaced
 from llmgw.scheduler.feasible import NodeView, unusable
+from llmgw.scheduler.scale import Scale
 from llmgw.scheduler.state import ClusterState, Node, NodeState, placed_on
 from llmgw.scheduler.summary import ReplicaView, ShardView, model_views, replica_views
+from llmgw.settings.catalog import Model
 from llmgw.settings.document import Settings
 from llmgw.store.api import StoredDecision
 from llmgw.web.source import Identity, RouterStatus
@@ -156,6 +158,19 @@ def unplaced_view(item: Unplaced) -> Json:
     }
 
 
+def _scaling(model: Model, scale: Scale | None) -> Json | None:
+    """How many replicas the load makes of a model, what would change that, and when."""
+    rules = model.scaling
+    if rules is None:
+        return None
+    made: Json = {"min": rules.min, "max": rules.max, "number": model.replicas, "want": None, "since": None,
+                  "changed": None, "reason": "it is looked at in the next pass"}  # fmt: skip
+    if scale is not None:
+        made |= {"number": scale.number, "want": scale.want, "since": scale.since, "changed": scale.changed,
+                 "reason": scale.reason}  # fmt: skip
+    return made
+
+
 def models_view(settings: Settings, state: ClusterState, unplaced: tuple[Unplaced, ...], now: float) -> list[Json]:
     """Every model of the catalog, in its order; ``unplaced`` explains what has no place."""
     placed = {view.name: view for view in model_views(state, unplaced, now)}
@@ -175,6 +190,7 @@ def models_view(settings: Settings, state: ClusterState, unplaced: tuple[Unplace
                     "next": "",
                     "endpoints": list(model.endpoints),
                     "public": "is served elsewhere",
+                    "scaling": None,
                     "unplaced": None,
                 }
             )
@@ -191,6 +207,7 @@ def models_view(settings: Settings, state: ClusterState, unplaced: tuple[Unplace
                 "next": view.next,
                 "endpoints": [],
                 "public": view.public,
+                "scaling": _scaling(model, view.scale),
                 "unplaced": None if item is None else unplaced_view(item),
             }
         )
@@ -229,7 +246,8 @@ def replica_json(view: ReplicaView) -> Json:
 
 def _shard(view: ShardView) -> Json:
     report = view.report
-    made: Json = {"shard": view.shard, "rank": view.rank, "node": view.node, "devices": list(view.devices)}
+    made: Json = {"shard": view.shard, "rank": view.rank, "node": view.node, "devices": list(view.devices),
+                  "load_mib": list(view.load_mib), "serving_mib": list(view.serving_mib)}  # fmt: skip
     if report is None:
         return made | {"state": None, "reason": "not reported yet", "since": None, "next": "", "pid": None}
     return made | {
@@ -254,6 +272,7 @@ def decisions_view(decisions: tuple[StoredDecision, ...]) -> list[Json]:
             "model": d.decision.model,
             "replica": d.decision.replica,
             "node": d.decision.node,
+            "nodes": list(d.decision.nodes),
             "reason": d.decision.reason,
         }
         for d in decisions

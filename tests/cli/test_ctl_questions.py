@@ -10,8 +10,10 @@ from pathlib import Path
 import trio
 from attrs import evolve
 
-from llmgw.scheduler.state import ShardState
-from tests.scheduler.clusters import device, fabric, model, node, profile, report, row, wide
+from llmgw.scheduler.scale import Scale
+from llmgw.scheduler.state import Assignment, NodeState, ShardState
+from llmgw.settings.catalog import Scaling
+from tests.scheduler.clusters import NOW, device, fabric, model, node, profile, report, row, wide
 from tests.web.admin import TOKEN, Admin, admin
 
 
@@ -76,7 +78,7 @@ async def test_a_plan_of_a_file(tmp_path: Path) -> None:
         lines = squeezed(said)
         assert code == 0
         assert lines[0] == "~ models.m.replicas: 3 -> 1"
-        assert "now drain m-100 n1 1 replicas are wanted, this is one too many" in lines
+        assert "now drain m-100 n1 1 replica is wanted, this is one too many" in lines
         assert "m changed 3 -> 1 2 -> 1 2 -> 1 x h100-80g" in lines
         file.write_text("models: {m: {replicas: x}}")
         code, said = await ctl(it, tmp_path, "plan", "--settings", str(file))
@@ -127,3 +129,80 @@ async def test_why(tmp_path: Path) -> None:
         assert squeezed(said)[0] == "replica m-0 is gone; what was decided about it:"
         code, said = await ctl(it, tmp_path, "why", "m-10")
         assert (code, "did you mean m-100 or m-1? there are 2 models, 2 replicas, 1 node" in said) == (2, True)
+
+
+async def test_replicas_with_the_ranks_of_those_over_several_nodes(tmp_path: Path) -> None:
+    async with admin() as it:
+        of = model("m", 1, wide())
+        both = evolve(row(of=of), shards=(Assignment("m-1.0", 0, "n1", (0,)), Assignment("m-1.1", 1, "n2", (0,))))
+        told = [report(both, ShardState.READY, rank=rank) for rank in (0, 1)]
+        nodes = (
+            node("n1", reports=(evolve(told[0], load_mib=(2048,)),)),
+            node("n2", reports=(evolve(told[1], load_mib=(1024,), serving_mib=(3072,)),)),
+        )
+        it.picture.cluster = evolve(it.picture.cluster, nodes=nodes, models=(of,), replicas=(both,))
+        code, said = await ctl(it, tmp_path, "replicas")
+        assert code == 0, said
+        assert squeezed(said)[1:] == [
+            "m-1 ready 10 s n1, n2 n1/gpu-0, n2/gpu-0 2.0 GiB loading, 3.0 GiB serving 42 because",
+            "rank 0 ready 10 s n1 gpu-0 2.0 GiB loading 42 because",
+            "rank 1 ready 10 s n2 gpu-0 1.0 GiB loading, 3.0 GiB serving 42 because",
+        ]
+        it.picture.cluster = evolve(it.picture.cluster, nodes=(node("n1"), node("n2")))
+        code, said = await ctl(it, tmp_path, "replicas")
+        assert (code, "rank 1" in said) == (0, True), said
+
+
+async def test_why_an_adapter(tmp_path: Path) -> None:
+    async with admin() as it:
+        both = model("m", 3, profile(lora={"sql": "/s"}), profile("q"))
+        old, new = it.picture.cluster.replicas
+        rows = (evolve(old, profile=both.profiles[0]), new)
+        it.picture.catalog = evolve(it.picture.catalog, models=(both,))
+        it.picture.cluster = evolve(it.picture.cluster, models=(both,), replicas=rows)
+        code, said = await ctl(it, tmp_path, "why", "m:sql", "--limit", "1")
+        lines = squeezed(said)
+        assert code == 0
+        assert lines[:5] == [
+            "adapter m:sql of model m: degraded, its users are told that it is ready with 1 of 3 replicas",
+            "replicas that were started with it: m-1",
+            "replicas without it: m-100",
+            "profiles without it: q",
+            "model m: degraded for 0 s: m-100: profile p on n1: gpu-1 (h100-80g)",
+        ], said
+
+
+async def test_scaling_is_explained(tmp_path: Path) -> None:
+    async with admin() as it:
+        busy = evolve(model("m", 1), scaling=Scaling(min=0, max=4))
+        says = Scale(1, 3, NOW - 5, 3, NOW - 30, "50 running and 0 waiting, for 16 each; that makes 3 in 10 s")
+        it.picture.catalog = evolve(it.picture.catalog, models=(busy,))
+        it.picture.cluster = evolve(it.picture.cluster, models=(busy,), scales={"m": says})
+        for words in (("why", "m"), ("models",), ("status",)):
+            code, said = await ctl(it, tmp_path, *words)
+            line = next(line for line in squeezed(said) if "scaling 0 to 4" in line)
+            assert code == 0
+            assert line.removeprefix("m: ") == f"scaling 0 to 4, now 1, for 30 s: {says.reason}"
+        code, said = await ctl(it, tmp_path, "models", "--json")
+        assert json.loads(said)["models"][0]["scaling"] == {
+            "min": 0, "max": 4, "number": 1, "want": 3, "since": NOW - 5, "changed": NOW - 30, "reason": says.reason,
+        }  # fmt: skip
+
+
+async def test_what_has_no_place_on_a_large_fleet_is_said_in_short(tmp_path: Path) -> None:
+    async with admin() as it:
+        taken = {f"n{n}": row(n, f"n{n}", (0,)) for n in range(10, 60)}
+        away = node("n60", (device(0),), state=NodeState.LOST)
+        nodes = (*(node(name, (device(0),)) for name in taken), away)
+        of = model("m", 60)
+        it.picture.catalog = evolve(it.picture.catalog, models=(of,))
+        it.picture.cluster = evolve(it.picture.cluster, nodes=nodes, models=(of,), replicas=tuple(taken.values()))
+        it.picture.decide()
+        for words in (("status",), ("models",)):
+            code, said = await ctl(it, tmp_path, *words)
+            assert (code, said.count("1 of 1 devices short")) == (0, 4), said
+            assert "  … and 46 more by devices, see --json" in said
+        _, said = await ctl(it, tmp_path, "nodes")
+        assert "1 x h100-80g (0 free)" in squeezed(said)[-1], "what nobody can get is not free"
+        _, said = await ctl(it, tmp_path, "models", "--json")
+        assert len(json.loads(said)["models"][0]["unplaced"]["candidates"]) == 51

@@ -146,6 +146,28 @@ def test_a_lost_node_is_replaced_and_reaped_when_it_returns() -> None:
     assert next(c for c in later.commands if isinstance(c, StopCommand)).shard == "m-1.0"
 
 
+def test_what_a_renamed_node_brought_along_is_reaped_once_its_old_name_is_lost() -> None:
+    old = row()
+    said = (report(old, ShardState.READY),)
+    renamed = node("n9", (device(0),), reports=said)
+    both = cluster((node("n1", (device(0),), reports=said), renamed), (model(),), (old,))
+    assert decide(both, NOW).commands == (), "its old name may only be away, and the router goes by that"
+    state = evolve(both, nodes=(evolve(both.nodes[0], state=NodeState.LOST), renamed))
+    outcome = decide(state, NOW)
+    (stop,) = outcome.commands
+    assert isinstance(stop, StopCommand)
+    assert (stop.node, stop.shard, stop.generation) == ("n9", "m-1.0", 1)
+    assert outcome.decisions[0].kind is DecisionKind.REAP
+    assert (
+        outcome.decisions[0].reason == "it runs under another name of its node: n1 is lost, and nothing is sent to it"
+    )
+    state = obey(state, outcome)
+    outcome = decide(state, NOW + 1)
+    assert [(d.kind, d.node) for d in outcome.decisions] == [(DecisionKind.PLACE, "n9"), (DecisionKind.EVICT, "n1")]
+    state = obey(after(state, outcome), outcome)
+    assert decide(state, NOW + 2).decisions == ()
+
+
 def test_a_node_that_returns_before_a_replacement_keeps_its_engine() -> None:
     replica = row()
     lost = node(state=NodeState.LOST, reports=(report(replica, ShardState.READY),))
@@ -198,7 +220,7 @@ def test_scale_down_drains_then_stops_then_forgets() -> None:
     outcome = decide(state, NOW)
     drained = next(r for r in outcome.replicas if r.goal is Goal.DRAIN)
     assert drained.id == "m-2", "the newest of equals"
-    assert outcome.commands == (DrainCommand("n1", "m-2.0", 1, "1 replicas are wanted, this is one too many"),)
+    assert outcome.commands == (DrainCommand("n1", "m-2.0", 1, "1 replica is wanted, this is one too many"),)
 
     busy = decide(after(state, outcome), NOW + 10)
     assert not [c for c in busy.commands if isinstance(c, StopCommand)]
@@ -334,6 +356,16 @@ def told(state: ClusterState, *reports: ShardReport) -> ClusterState:
         return evolve(here, reports=tuple(r for r in reports if places[r.shard] == here.id))
 
     return evolve(state, nodes=tuple(of(n) for n in state.nodes))
+
+
+def test_a_decision_names_every_node_of_a_replica() -> None:
+    state, replica = pair()
+    (placed,) = decide(evolve(state, replicas=()), NOW).decisions
+    assert (placed.node, placed.others, placed.nodes) == ("n1", ("n2",), ("n1", "n2"))
+    (again,) = decide(told(state, report(replica, ShardState.FAILED, rank=1)), NOW).decisions
+    assert (again.kind, again.node, again.others) == (DecisionKind.RESTART, "n2", ("n1",)), "where it happened first"
+    (alone,) = decide(cluster((node(),), (model(),)), NOW).decisions
+    assert alone.others == ()
 
 
 def test_other_ranks_start_once_rank_0_says_where_to_meet() -> None:

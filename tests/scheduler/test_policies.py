@@ -185,3 +185,59 @@ def test_a_row_that_is_wanted_but_was_drained_starts_again_after_its_earlier_sta
     assert [type(c) for c in outcome.commands] == [StopCommand], "no start beside it"
     state = settled(after(state, outcome), NOW + 1)
     assert [(r.id, r.generation) for r in state.replicas] == [("m-1", 2)]
+
+
+def loading(state: ClusterState, *ids: str) -> ClusterState:
+    """The same, where these replicas still load."""
+    nodes = tuple(
+        evolve(n, reports=tuple(evolve(r, state=ShardState.LOADING) if r.replica in ids else r for r in n.reports))
+        for n in state.nodes
+    )
+    return evolve(state, nodes=nodes)
+
+
+@pytest.mark.parametrize("update", Update)
+def test_the_next_one_gives_way_only_once_the_one_before_serves_again(update: Update) -> None:
+    of, new = edited(evolve(model("m", 3), update=update), context_length=512)
+    state = evolve(running(model("m", 3), gpus=3), models=(of,))
+    for step in range(8):
+        outcome = decide(state, NOW + 2 * step)
+        state = obey(state, outcome)
+        fresh = [r.id for r in state.replicas if r.profile == new]
+        state = loading(state, *fresh)
+    assert [r.profile == new for r in state.replicas] == [False, False, True], "the others serve while it loads"
+    assert decide(state, NOW + 900).decisions == ()
+    # It comes up, and the next one goes.
+    outcome = decide(obey(state, decide(state, NOW + 16)), NOW + 18)
+    state = settled(loading(state), NOW + 20)
+    for step in range(30):
+        state = obey(state, decide(state, NOW + 30 + 2 * step))
+    assert [r.profile for r in state.replicas] == [new] * 3
+
+
+@pytest.mark.parametrize("update", Update)
+def test_a_profile_that_is_renamed_is_an_update_like_any_other(update: Update) -> None:
+    of, new = edited(evolve(model("m", 2), update=update), name="renamed")
+    state = evolve(running(model("m", 2)), models=(of,))
+    for step in range(10):
+        state = obey(state, decide(state, NOW + 2 * step))
+        state = loading(state, *(r.id for r in state.replicas if r.profile == new))
+    assert sorted(r.profile == new for r in state.replicas) == [False, True], "the other one serves while it loads"
+    for step in range(30):
+        state = obey(state, decide(state, NOW + 30 + 2 * step))
+    assert [r.profile for r in state.replicas] == [new] * 2
+
+
+def test_what_does_not_serve_is_replaced_before_what_does() -> None:
+    of, new = edited(evolve(model("m", 2), update=Update.REPLACE), context_length=512)
+    state = evolve(running(model("m", 2)), models=(of,))
+    for step in range(6):
+        if not any(r.profile == new and r.shards for r in state.replicas):
+            state = obey(state, decide(state, NOW + 2 * step))
+    (fresh,) = [r.id for r in state.replicas if r.profile == new]
+    state = loading(state, fresh)
+    (old,) = [r.id for r in state.replicas if r.id != fresh]
+    again, _ = edited(of, context_length=256)
+    outcome = decide(evolve(state, models=(again,)), NOW + 100)
+    assert kinds(outcome) == [(DecisionKind.DRAIN, fresh), (DecisionKind.STOP, fresh)]
+    assert next(r for r in outcome.replicas if r.id == old).goal is Goal.RUN

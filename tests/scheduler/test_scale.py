@@ -65,13 +65,27 @@ def test_full_kv_caches_ask_for_one_more() -> None:
 def test_zero_after_idle_time_and_back_at_once() -> None:
     idle, wake = scale(ZERO, Demand(asked=1000), at(1), 1500)
     assert (idle.number, wake) == (1, 1900)
+    assert idle.reason.endswith("; that makes 0 in 400 s if nobody asks (idle_s)")
+    used, wake = scale(ZERO, Demand(running=5, asked=1000), at(1), 1500)
+    assert (wake, "idle_s" in used.reason) == (None, False)
     gone = after(ZERO, at(1), (1900, Demand(asked=1000)))
-    assert (gone.number, gone.reason) == (0, "1 were too many: no request for 900 s")
+    assert (gone.number, gone.reason) == (0, "1 was too many: no request for 900 s")
     assert after(RULES, at(1), (1900, Demand(asked=1000))).number == 1, "min is 1"
     still, _ = scale(ZERO, Demand(asked=1000), gone, 9000)
     assert (still.number, still.reason) == (0, "no request for 8000 s")
     back, _ = scale(ZERO, Demand(waiting=1, asked=9001), gone, 1901)
     assert (back.number, back.reason) == (1, "1 waiting, and no replica"), "no cooldown for who waits already"
+
+
+def test_a_model_that_is_new_is_idle_from_then_on() -> None:
+    nobody = Demand(asked=1000)  # the control plane's start, hours ago
+    found, _ = scale(ZERO, nobody, None, 90_000)
+    assert found.number == 1
+    for now in (90_060, 90_899):
+        found, wake = scale(ZERO, nobody, found, now)
+        assert (found.number, wake) == (1, 90_900)
+    found, _ = scale(ZERO, nobody, found, 90_900)
+    assert (found.number, found.reason) == (0, "1 was too many: no request for 900 s")
 
 
 def test_settings_and_ignorance() -> None:
@@ -127,7 +141,5 @@ def test_decide_follows_the_load_and_says_so() -> None:
     outcome = decide(state, NOW + 76)
     assert len(outcome.replicas) == 3
     said = [d for d in outcome.decisions if d.kind is DecisionKind.SCALE]
-    assert [d.reason for d in said] == [
-        "3 replicas instead of 1: 1 were too few: 25 running and 0 waiting, for 10 each"
-    ]
+    assert [d.reason for d in said] == ["3 replicas instead of 1: 1 was too few: 25 running and 0 waiting, for 10 each"]
     assert decide(evolve(obey(state, outcome), scales=outcome.scales), NOW + 76).decisions == ()

@@ -7,8 +7,10 @@ from attrs import evolve
 from hypothesis import given, settings
 
 from llmgw.scheduler.decide import decide
+from llmgw.scheduler.scale import Demand, Scale, scaled
 from llmgw.scheduler.state import ClusterState, Goal, NodeState, Replica, ShardState
 from llmgw.scheduler.summary import model_views, replica_view, replica_views
+from llmgw.settings.catalog import Scaling
 from tests.scheduler.clusters import NOW, cluster, device, model, node, profile, report, row, states
 
 
@@ -33,6 +35,21 @@ def test_models() -> None:
     assert (view.state, view.ready, view.wanted) == ("degraded", 1, 2)
     (off,) = model_views(cluster((), (model(replicas=0),)), (), NOW)
     assert (off.state, off.next) == ("off", "set replicas in the settings")
+
+
+def test_a_model_at_zero_by_its_load_is_not_switched_off() -> None:
+    zero = evolve(model(), scaling=Scaling(min=0, max=2))
+    state = cluster((node(),), (zero,), scales={"m": Scale(0, 0, NOW, 0, NOW - 90, "no request for 900 s")})
+    outcome = decide(evolve(state, demands={"m": Demand(asked=NOW - 900)}), NOW)
+    asleep = evolve(state, replicas=outcome.replicas, scales=outcome.scales, models=scaled((zero,), outcome.scales))
+    (view,) = model_views(asleep, outcome.unplaced, NOW)
+    assert (view.state, view.wanted, view.since) == ("idle", 0, NOW - 90)
+    assert view.reason == "scaled to zero: no request for 900 s"
+    assert view.next == "the first request starts a replica, and waits for it"
+    assert view.public == "starts with the first request"
+    assert view.scale == outcome.scales["m"]
+    (off,) = model_views(cluster((), (model(replicas=0),), scales=asleep.scales), (), NOW)
+    assert (off.state, off.scale) == ("off", None), "its number follows the settings by now"
 
 
 @given(states())

@@ -22,7 +22,7 @@ from llmgw.server.status import Status
 from llmgw.settings.daemon import Address, Log, RouterListener
 from llmgw.settings.document import Settings
 from llmgw.store.api import NodeRow, PassRecord
-from llmgw.store.sqlite import SqliteStore
+from llmgw.store.sqlite import SqliteStore, StoreError
 from llmgw.telemetry.metrics import ControlPlaneMetrics
 from llmgw.web.api import app
 from llmgw.web.auth import token_of
@@ -137,7 +137,8 @@ async def test_from_silence_to_a_released_brake(store: SqliteStore, tmp_path: Pa
         it.later(61, "n4")
         await until(on)
         code, said = await it.ctl("brake", "release", text="n\n")
-        assert (code, "3 of 4 nodes are gone (n1, n2, n3)" in said) == (130, True)
+        assert (code, "3 of 4 nodes are gone (n1, n2, n3)" in said) == (1, True)
+        assert said.endswith("the brake stays on\n")
         assert it.cluster.replicas == before
         code, said = await it.ctl("brake", "release", "--yes")
         assert (code, said) == (0, "released: what ran on n1, n2, n3 is placed elsewhere\n")
@@ -152,11 +153,57 @@ async def test_from_silence_to_a_released_brake(store: SqliteStore, tmp_path: Pa
         code, said = await it.ctl("why", "m-1")
         assert "evict" in said
         assert "node n1 is lost; m-3 replaces it" in said
+        _, said = await it.ctl("why", "n2")
+        for line in ("the brake is on: 3 of 4", "released by an operator", "the brake is off"):
+            assert line in said, "it held for this node"
+        assert "the brake is on" not in (await it.ctl("why", "n4"))[1]
 
         # One that falls silent later counts anew; alone it is no reason for the brake.
         it.later(61, "n1", "n2", "n3")
         await until(lambda: it.cluster.state(it.now).nodes[3].state is NodeState.LOST)
         assert off()
+
+
+class Filling(SqliteStore):
+    """A store whose disk can be full."""
+
+    full = False
+
+    async def save_pass(self, record: PassRecord) -> int:
+        if self.full:
+            raise StoreError("llmgw.db", "the disk is full", "free some space; nothing was changed")
+        return await super().save_pass(record)
+
+
+async def test_passes_that_cannot_be_stored_are_said_until_they_can(tmp_path: Path) -> None:
+    async with Filling(tmp_path / "db") as store, running(store, tmp_path, NOW) as it:
+        await until(lambda: it.tables)
+        assert "nothing is decided" not in (await it.ctl("status"))[1]
+        store.full = True
+        it.cluster.use_settings(Settings(models=(model("other"),)))
+        await until(lambda: it.cluster.stuck)
+        code, said = await it.ctl("status", "--exit-code")
+        assert (code, "nothing is decided: llmgw.db: the disk is full" in said) == (1, True), said
+        assert "nothing is decided" in it.status.ready()
+        store.full = False
+        await until(lambda: not it.cluster.stuck)
+        assert "nothing is decided" not in (await it.ctl("status"))[1]
+
+
+async def test_a_node_that_fell_silent_outside_of_the_window_is_not_released_with_them(
+    store: SqliteStore, tmp_path: Path
+) -> None:
+    async with running(store, tmp_path, NOW) as it:
+        first = max(n.heard for n in it.cluster.state(NOW).nodes)
+        it.later(10, "n1")
+        it.later(15, "n1")
+        it.later(36, "n1")
+        it.later(20)  # 61 s after the others
+        await until(lambda: b"llmgw_brake 1.0" in it.metrics.render())
+        assert next(n.state for n in it.cluster.state(it.now).nodes) is NodeState.UNREACHABLE
+        _, said = await it.ctl("brake", "release", "--yes")
+        assert said == "released: what ran on n2, n3, n4 is placed elsewhere\n"
+        assert it.cluster.brake_released == first
 
 
 async def test_a_released_brake_stays_released_over_a_restart(store: SqliteStore, tmp_path: Path) -> None:

@@ -69,6 +69,15 @@ def test_versions_go_up_only_when_something_changed() -> None:
     assert table(evolve(SETTINGS, models=()), one(ShardState.READY), {}, 5, first).routes == ()
 
 
+def test_who_is_not_heard_of_may_still_answer() -> None:
+    state = one(ShardState.READY)
+    lost = ModelView("m", 1, 0, "lost", "why", NOW, "", "is not reachable at present")
+    (route,) = table(SETTINGS, state, {"m": lost}, 5, Table()).routes[:1]
+    assert (len(route.endpoints), route.public) == (1, "may not be reachable at present")
+    (route,) = table(SETTINGS, evolve(state, replicas=()), {"m": lost}, 5, Table()).routes[:1]
+    assert (route.endpoints, route.public) == ((), "is not reachable at present")
+
+
 def test_adapters_are_routed_to_the_replicas_that_have_them() -> None:
     new = profile(lora={"sql": "/a", "law": "/b"})
     with_lora, old = row(profile=new), row(2, profile=profile(lora={"sql": "/a"}))
@@ -77,11 +86,12 @@ def test_adapters_are_routed_to_the_replicas_that_have_them() -> None:
     state = cluster((node(reports=reports),), (catalog,), (with_lora, old))
     ready = ModelView("m", 2, 2, "ready", "why", NOW, "", "is ready")
     made = table(Settings(models=(catalog,)), state, {"m": ready}, 5, Table())
-    assert {r.model: ([e.id for e in r.endpoints], r.public) for r in made.routes} == {
-        "m": (["m-1.0", "m-2.0"], "is ready"),
-        "m:sql": (["m-1.0", "m-2.0"], "is ready"),
-        "m:law": (["m-1.0"], "is ready"),
+    assert {r.model: ([e.id for e in r.endpoints], r.state, r.ready, r.public) for r in made.routes} == {
+        "m": (["m-1.0", "m-2.0"], "ready", 2, "is ready"),
+        "m:sql": (["m-1.0", "m-2.0"], "ready", 2, "is ready"),
+        "m:law": (["m-1.0"], "degraded", 1, "is ready with 1 of 2 replicas"),
     }
     only_old = table(Settings(models=(catalog,)), evolve(state, replicas=(old,)), {"m": ready}, 5, Table())
-    assert [r.public for r in only_old.routes] == ["is ready", "is ready", "is being updated"]
+    assert [r.public for r in only_old.routes] == ["is ready", "is ready with 1 of 2 replicas", "is being updated"]
+    assert [(r.state, r.ready) for r in only_old.routes] == [("ready", 2), ("degraded", 1), ("waiting", 0)]
     assert [r.model for r in made.routes] == ["m", "m:sql", "m:law"]

@@ -206,6 +206,22 @@ async def test_decisions_about_one_thing_only(tmp_path: Path) -> None:
         assert await about("x") == ["all three"]
 
 
+async def test_a_decision_is_found_under_every_node_that_it_concerns(tmp_path: Path) -> None:
+    over = Decision(DecisionKind.PLACE, "m", "m-1", "n1", "over three", ("n3", "n2"))
+    alone = Decision(DecisionKind.PLACE, "m", "m-2", "n2", "on one")
+    async with SqliteStore(tmp_path / "db") as store:
+        epoch = await store.new_epoch()
+        await store.save_pass(record(epoch, decisions=(over, alone)))
+        for name, reasons in (("n1", ["over three"]), ("n2", ["on one", "over three"]), ("n3", ["over three"])):
+            assert [d.decision.reason for d in await store.decisions(9, name)] == reasons
+        assert [d.decision for d in await store.decisions(9)] == [alone, over]
+        assert [d.decision.reason for d in await store.decisions(1, "n2")] == ["on one"]
+        # What goes with the oldest passes goes whole.
+        assert store._connection is not None
+        store._connection.execute("DELETE FROM pass")
+        assert store._connection.execute("SELECT count(*) FROM decision_other").fetchone() == (0,)
+
+
 async def test_what_was_learned_is_kept_and_bounded(tmp_path: Path) -> None:
     one, other = Learned("d1", "h100-80g", 100, NOW), Learned("d1", "l40s-45g", 50, NOW)
     async with SqliteStore(tmp_path / "db") as store:

@@ -39,6 +39,12 @@ class Picture:
         self.reason = ""
         self.full = False
 
+    def decide(self) -> None:
+        """A pass over the cluster as it is by now."""
+        outcome = decide(self.cluster, NOW)
+        self.cluster = evolve(self.cluster, replicas=outcome.replicas, next_serial=outcome.next_serial)
+        self._unplaced = outcome.unplaced
+
     def now(self) -> float:
         return NOW
 

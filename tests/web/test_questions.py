@@ -9,6 +9,7 @@ import pytest
 from attrs import evolve
 
 from llmgw.scheduler.state import NodeState
+from llmgw.settings.digest import profile_digest
 from llmgw.web.bodies import MAX_BYTES
 from tests.scheduler.clusters import NOW, model, node, profile
 from tests.web.admin import Admin, Picture, admin
@@ -83,6 +84,15 @@ async def test_what_is_wrong_about_a_question_is_said(body: object, status: int,
         assert said in " ".join(answer["error"].values())
 
 
+async def test_an_adapter_is_planned_with_its_model() -> None:
+    async with admin() as it:
+        it.picture.cluster = evolve(it.picture.cluster, models=(model("m", 3, profile(lora={"sql": "/s"})),))
+        status, answer = await post(it, "plan", {"model": "m:sql", "replicas": 4})
+        assert (status, answer["error"]) == (
+            400, {"reason": "model m:sql: is an adapter of m, and goes where that goes", "remedy": "plan m"},
+        )  # fmt: skip
+
+
 async def test_methods() -> None:
     async with admin() as it:
         for path, method, usable in (
@@ -144,6 +154,32 @@ async def test_a_model_whose_name_has_slashes() -> None:
         assert (await why(it, "org/m"))[1]["model"]["name"] == "org/m"
 
 
+async def test_why_an_adapter() -> None:
+    async with admin() as it:
+        both = model("m", 3, profile(lora={"sql": "/s"}), profile("q"))
+        old, new = it.picture.cluster.replicas
+        rows = (evolve(old, profile=profile(lora={"sql": "/s", "law": "/l"})), new)
+        it.picture.catalog = evolve(it.picture.catalog, models=(both,))
+        it.picture.cluster = evolve(it.picture.cluster, models=(both,), replicas=rows)
+        status, told = await why(it, "m:sql")
+        assert (status, told["kinds"], told["gone"], told["model"]["name"]) == (200, ["adapter"], None, "m")
+        assert told["adapter"] == {
+            "name": "m:sql", "model": "m", "state": "degraded", "ready": 1, "public": "is ready with 1 of 3 replicas",
+            "replicas": ["m-1"], "without": ["m-100"], "profiles_without": ["q"],
+        }  # fmt: skip
+        assert [d["model"] for d in told["decisions"]] == ["m"] * 20, "those about its model"
+        # The only replica that is ready was started without it.
+        it.picture.cluster = evolve(it.picture.cluster, replicas=(old, new))
+        _, told = await why(it, "m:sql")
+        assert {k: told["adapter"][k] for k in ("state", "ready", "public", "replicas")} == {
+            "state": "waiting", "ready": 0, "public": "is being updated", "replicas": [],
+        }  # fmt: skip
+        status, told = await why(it, "m:law")
+        assert (status, told["error"]["remedy"]) == (
+            404, "did you mean m:sql? there are 1 model, 1 adapter, 2 replicas, 1 node",
+        )  # fmt: skip
+
+
 async def test_an_edited_profile_under_way_is_said() -> None:
     async with admin() as it:
         edited = model("m", 3, profile(context_length=4096))
@@ -156,6 +192,19 @@ async def test_an_edited_profile_under_way_is_said() -> None:
         first, second = it.picture.cluster.replicas
         it.picture.cluster = evolve(it.picture.cluster, replicas=(evolve(first, superseded_by="m-100"), second))
         assert (await why(it, "m"))[1]["model"]["changes"][0].startswith("m-1 serves until m-100 is ready")
+        # It was tried with one of them and did not come up: none of the others is replaced either.
+        kept = evolve(first, rejected=profile_digest("m", edited.profiles[0]))
+        it.picture.cluster = evolve(it.picture.cluster, replicas=(kept, second))
+        _, told = await why(it, "m")
+        ends = "keeps the profile from before the edit, which did not come up; it is tried again once it is edited"
+        assert told["model"]["changes"] == [f"m-1 {ends}", f"m-100 {ends}"]
+        assert told["model"]["reason"].endswith("; the edited profile p did not come up, what was before it stays")
+        again = model("m", 3, profile(context_length=2048))
+        it.picture.catalog = evolve(it.picture.catalog, models=(again,))
+        it.picture.cluster = evolve(it.picture.cluster, models=(again,))
+        _, told = await why(it, "m")
+        assert told["model"]["changes"][0].endswith("it was edited since and is tried again")
+        assert "did not come up" not in told["model"]["reason"]
 
 
 def silent(picture: Picture, count: int = 3) -> None:

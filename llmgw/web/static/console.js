@@ -105,7 +105,8 @@ async function show() {
     cell(n.id), state(n.state), cell(devices(n)), cell(n.reason), cell(ago(n.since, now)), cell(n.next),
   ]));
   fill("decisions", decisions.decisions.map((d) => [
-    cell(new Date(d.at * 1000).toLocaleTimeString()), cell(d.kind), cell(d.replica || d.model), cell(d.node),
+    cell(new Date(d.at * 1000).toLocaleTimeString()), cell(d.kind), cell(d.replica || d.model),
+    cell(d.nodes.join(", ")),
     cell(d.reason),
   ]));
 }
