@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections import Counter
 from collections.abc import Awaitable, Callable
 from contextlib import AsyncExitStack
 from functools import partial
@@ -14,7 +15,7 @@ from llmgw.link import identity
 from llmgw.link.codec import Unknown
 from llmgw.link.messages import PROTOCOL, Message, Refused, Register
 from llmgw.link.protocol import DEFAULT_LIMITS, LinkLimits, Role
-from llmgw.link.session import Session, open_session
+from llmgw.link.session import Session, open_session, turn_away
 from llmgw.link.tcp import bound_unacknowledged
 from llmgw.link.tls import TlsError, TlsStream, handshake, server_context, verified_chain
 from llmgw.settings.daemon import Address, LinkListener
@@ -28,6 +29,10 @@ _HANDSHAKES_PER_TURN = 8
 An agent that stalls later in its handshake keeps nobody else out."""
 
 _BACKLOG = 1024
+
+_ABRUPT = 2
+"""An address with this many times its connections is hung up on without TLS: saying why would cost more than it."""
+
 _log = logger("link")
 
 
@@ -48,6 +53,8 @@ async def serve(
     """
     context = server_context(listener.tls)
     turn = trio.Semaphore(_HANDSHAKES_PER_TURN)
+    open_of: Counter[str] = Counter()
+    most = listener.connections_per_address
     async with AsyncExitStack() as stack:
         try:
             sockets = await trio.open_tcp_listeners(listener.listen.port, host=listener.listen.host, backlog=_BACKLOG)
@@ -58,20 +65,35 @@ async def serve(
 
         async def accept(transport: trio.SocketStream) -> None:
             remote = _remote(transport)
-            bound_unacknowledged(transport, limits.silence_s)
             async with transport:
-                stream: TlsStream = trio.SSLStream(transport, context, server_side=True)
+                if open_of[remote.host] >= _ABRUPT * most:
+                    return
+                open_of[remote.host] += 1
                 try:
-                    await _handshake(stream, remote, turn, handshake_s)
-                    chain = identity.read_chain(verified_chain(stream))
-                    check = partial(_check, chain=chain, wall=wall, trust_domain=listener.trust_domain)
-                    node = identity.identity(chain[0], identity.node_uri(listener.trust_domain, "")) or ""
-                    await attend(stream, handler, check, peer=node, remote=remote, limits=limits)
+                    await shake_hands(transport, remote)
                 except PeerError as ended:
-                    _log.info("agent not served", remote=remote, reason=ended.reason)
+                    _log.info("agent not served", remote=str(remote), reason=ended.reason)
                 except Exception:  # noqa: BLE001
                     # The listener serves all other nodes too: one connection's fault is written down and ends it.
-                    _log.exception("connection failed", remote=remote)
+                    _log.exception("connection failed", remote=str(remote))
+                finally:
+                    open_of[remote.host] -= 1
+                    if not open_of[remote.host]:
+                        del open_of[remote.host]
+
+        async def shake_hands(transport: trio.SocketStream, remote: Address) -> None:
+            bound_unacknowledged(transport, limits.silence_s)
+            stream: TlsStream = trio.SSLStream(transport, context, server_side=True)
+            await _handshake(stream, str(remote), turn, handshake_s)
+            if open_of[remote.host] > most:
+                reason = f"{remote.host} holds more than {most} connections (link.connections_per_address)"
+                _log.warning("agent turned away", remote=str(remote), reason=reason)
+                await turn_away(stream, reason)
+                return
+            chain = identity.read_chain(verified_chain(stream))
+            check = partial(_check, chain=chain, wall=wall, trust_domain=listener.trust_domain)
+            node = identity.identity(chain[0], identity.node_uri(listener.trust_domain, "")) or ""
+            await attend(stream, handler, check, peer=node, remote=str(remote), limits=limits)
 
         task_status.started(tuple(_address(s) for s in sockets))
         await trio.serve_listeners(accept, sockets)
@@ -144,12 +166,12 @@ def _not_register(first: Message | Unknown) -> Refused:
     return Refused("first message", "register", found, "", "this is no llmgw agent, or one that is too new")
 
 
-def _remote(transport: trio.SocketStream) -> str:
+def _remote(transport: trio.SocketStream) -> Address:
     try:
         host, port, *_ = transport.socket.getpeername()
     except OSError:
-        return "unknown"
-    return str(Address(host, port))
+        return Address("unknown", 0)  # it is gone already
+    return Address(host, port)
 
 
 def _address(listener: trio.SocketListener) -> Address:

@@ -76,11 +76,12 @@ class AdminListener:
 
 @frozen
 class LinkListener:
-    """Where agents connect."""
+    """Where agents connect, and how many connections one address may hold open."""
 
     tls: TlsFiles
     listen: Address = Address("127.0.0.1", 8443)
     trust_domain: str = "llmgw.local"
+    connections_per_address: int = 200
 
 
 @frozen

@@ -43,7 +43,7 @@ def test_tags_are_what_other_versions_expect() -> None:
         "command-result", "not-understood",
     }  # fmt: skip
     assert set(DOWN) == {
-        "welcome", "refused", "look-for-weights", "start-shard", "drain-shard", "stop-shard", "forget-shard", "run-job",
+        "welcome", "refused", "not-leader", "heartbeat-seen", "look-for-weights", "start-shard", "drain-shard", "stop-shard", "forget-shard", "run-job",
         "cancel-job", "not-understood",
     }  # fmt: skip
     assert json.loads(encode(Heartbeat(7))[4:]) == {"type": "heartbeat", "sequence": 7, "loads": []}
@@ -115,8 +115,9 @@ def test_any_split_of_the_bytes_gives_the_same_messages(messages: list[object], 
         size = data.draw(st.integers(1, len(stream)))
         buffer.feed(stream[:size])
         stream = stream[size:]
-        while (payload := buffer.take()) is not None:
+        while (payload := buffer.first()) is not None:
             taken.append(decode(payload, {**UP, **DOWN}))
+            buffer.drop()
     assert taken == messages
     assert len(buffer) == 0
 
@@ -133,7 +134,7 @@ def test_the_second_length_is_checked_too() -> None:
     buffer = MessageBuffer(1000)
     buffer.feed(struct.pack(">I", 2) + b"{}" + struct.pack(">I", 5000))
     with pytest.raises(MalformedError, match="5000"):
-        buffer.take()
+        buffer.drop()
 
 
 def test_secrets_do_not_show_in_text() -> None:
