@@ -20,24 +20,34 @@ from cattrs.v import format_exception
 from llmgw.errors import LlmgwError, PeerError
 from llmgw.link.messages import (
     AgentMessage,
+    AskBundle,
+    Bundle,
     CancelJob,
+    CertificateIssued,
     CommandResult,
     DrainShard,
     EnginesChanged,
     ForgetShard,
     HardwareChanged,
     Heartbeat,
+    IdentityHeld,
     JobStatus,
+    Join,
+    Joined,
+    JoinMessage,
     LookForWeights,
     Message,
     NotUnderstood,
     Refused,
     Register,
+    RenewalRefused,
+    RenewCertificate,
     RunJob,
     ServerMessage,
     ShardStatus,
     StartShard,
     StopShard,
+    TrustBundle,
     WeightsFound,
     Welcome,
 )
@@ -58,6 +68,8 @@ UP: Mapping[str, type[AgentMessage]] = MappingProxyType(
         "engines-changed": EnginesChanged,
         "command-result": CommandResult,
         "not-understood": NotUnderstood,
+        "identity-held": IdentityHeld,
+        "renew-certificate": RenewCertificate,
     }
 )
 """What an agent may say."""
@@ -74,11 +86,22 @@ DOWN: Mapping[str, type[ServerMessage]] = MappingProxyType(
         "run-job": RunJob,
         "cancel-job": CancelJob,
         "not-understood": NotUnderstood,
+        "trust-bundle": TrustBundle,
+        "certificate-issued": CertificateIssued,
+        "renewal-refused": RenewalRefused,
     }
 )
 """What a control plane may say."""
 
-_TAGS: Mapping[type, str] = {kind: tag for table in (UP, DOWN) for tag, kind in table.items()}
+JOINING: Mapping[str, type[JoinMessage]] = MappingProxyType({"ask-bundle": AskBundle, "join": Join})
+"""What somebody without a certificate may say."""
+
+JOIN_ANSWERS: Mapping[str, type[JoinMessage]] = MappingProxyType(
+    {"bundle": Bundle, "joined": Joined, "refused": Refused}
+)
+"""What it is answered."""
+
+_TAGS: Mapping[type, str] = {kind: tag for table in (UP, DOWN, JOINING, JOIN_ANSWERS) for tag, kind in table.items()}
 _LENGTH = struct.Struct(">I")
 _SHORTEST = len(b"{}")
 _FAULTS_NAMED = 3
