@@ -30,6 +30,7 @@ from llmgw.link.messages import (
     ForgetShard,
     HardwareChanged,
     Heartbeat,
+    HeartbeatSeen,
     IdentityHeld,
     JobStatus,
     Join,
@@ -37,6 +38,7 @@ from llmgw.link.messages import (
     JoinMessage,
     LookForWeights,
     Message,
+    NotLeader,
     NotUnderstood,
     Refused,
     Register,
@@ -78,6 +80,8 @@ DOWN: Mapping[str, type[ServerMessage]] = MappingProxyType(
     {
         "welcome": Welcome,
         "refused": Refused,
+        "not-leader": NotLeader,
+        "heartbeat-seen": HeartbeatSeen,
         "look-for-weights": LookForWeights,
         "start-shard": StartShard,
         "drain-shard": DrainShard,
@@ -105,11 +109,15 @@ _TAGS: Mapping[type, str] = {kind: tag for table in (UP, DOWN, JOINING, JOIN_ANS
 _LENGTH = struct.Struct(">I")
 _SHORTEST = len(b"{}")
 _FAULTS_NAMED = 3
+_TAG_CHARS = 60
 
 
 @frozen
 class Unknown:
-    """A message of a tag that this end does not know: answer it with ``NotUnderstood``, and carry on."""
+    """A message of a tag that this end does not know: answer it with ``NotUnderstood``, and carry on.
+
+    Of a long tag it has the beginning: the answer to much nonsense must not be as much nonsense.
+    """
 
     tag: str
 
@@ -158,7 +166,7 @@ def decode(payload: bytes, known: Mapping[str, type[Message]]) -> Message | Unkn
     if not isinstance(tag, str):
         raise MalformedError("message", "has no text under 'type'")
     if (kind := known.get(tag)) is None:
-        return Unknown(tag)
+        return Unknown(tag[:_TAG_CHARS])
     try:
         message: Message = converter().structure(fields, kind)
     except (cattrs.BaseValidationError, ValueError, TypeError, KeyError) as cause:

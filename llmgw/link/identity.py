@@ -259,9 +259,7 @@ def server_fault(chain: Sequence[Certificate], now: float, trust_domain: str) ->
             early = now < link.not_before
             apart = span(link.not_before - now if early else now - link.not_after)
             how = f"not valid before {_minute(link.not_before)}" if early else f"expired at {_minute(link.not_after)}"
-            reason = (
-                f"its {name} is {how}, and this node's clock says {_minute(now)}: {apart} too {'early' if early else 'late'}"
-            )
+            reason = f"its {name} is {how}, and this node's clock says {_minute(now)}: {apart} too {'early' if early else 'late'}"
             return reason, (
                 f"compare this node's clock with the control plane's: it may be {apart} {'behind' if early else 'ahead'}; "
                 "if it is right, issue the control plane's certificate anew: llmgw ca issue --server NAME --out DIR"
@@ -298,7 +296,9 @@ def _outdated(link: Certificate, name: str, now: float, line: str, reissue: str,
     if skew and clock is not None and link.not_before <= clock <= link.not_after:
         remedy = f"set the clocks right, on the node or the control plane: {skew}"
     elif now < link.not_before:
-        remedy = f"it is {span(link.not_before - now)} early: compare the clocks of the CA's machine and the control plane"
+        remedy = (
+            f"it is {span(link.not_before - now)} early: compare the clocks of the CA's machine and the control plane"
+        )
     else:
         remedy = f"it expired {span(now - link.not_after)} ago; if the control plane's clock is right, {reissue}"
     return Refused("validity", wanted, found, line, remedy)

@@ -55,7 +55,10 @@ class Register:
 
 @frozen
 class Heartbeat:
-    """Up, every ``heartbeat_s``. ``loads`` has what the engines that serve said last of their work."""
+    """Up, every ``heartbeat_s`` of the ``Welcome``; ``sequence`` counts from 1.
+
+    ``loads`` has what the engines that serve said last of their work.
+    """
 
     sequence: int
     loads: tuple[EngineLoad, ...] = ()
@@ -106,7 +109,10 @@ class CommandResult:
 
 @frozen
 class Welcome:
-    """Down, the answer to an accepted ``Register``."""
+    """Down, the answer to an accepted ``Register``.
+
+    ``epoch`` counts the control planes that led this cluster, ``heartbeat_s`` is in seconds.
+    """
 
     protocol: int
     version: str
@@ -128,6 +134,23 @@ class Refused:
     found: str
     certificate: str
     remedy: str
+
+
+@frozen
+class NotLeader:
+    """Down, in place of ``Welcome`` or at any time after it: another control plane leads, and the session ends.
+
+    ``leader`` is where its link listens; ``None`` while there is none.
+    """
+
+    leader: Address | None = None
+
+
+@frozen
+class HeartbeatSeen:
+    """Down, for each ``Heartbeat``, with its ``sequence``: what the agent reports is not only received but read."""
+
+    sequence: int
 
 
 @frozen
@@ -170,7 +193,7 @@ class DrainShard:
 
 @frozen
 class StopShard:
-    """Down: stop the shard, with ``grace_s`` between SIGTERM and SIGKILL."""
+    """Down: stop the shard, with ``grace_s`` (seconds) between SIGTERM and SIGKILL."""
 
     command: str
     epoch: int
@@ -324,6 +347,8 @@ AgentMessage = (
 ShardCommand = StartShard | DrainShard | StopShard | ForgetShard
 JobCommand = RunJob | CancelJob
 Command = ShardCommand | JobCommand
-ServerMessage = Welcome | Refused | LookForWeights | Command | NotUnderstood | IdentityAnswer
+ServerMessage = (
+    Welcome | Refused | NotLeader | HeartbeatSeen | LookForWeights | Command | NotUnderstood | IdentityAnswer
+)
 JoinMessage = AskBundle | Bundle | Join | Joined | Refused
 Message = AgentMessage | ServerMessage | JoinMessage

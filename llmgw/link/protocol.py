@@ -262,11 +262,15 @@ class LinkProtocol:
         self._acknowledge()
 
     def _acknowledge(self) -> None:
-        """Give back to the sender's window what was taken, and what belongs to a message still to be completed."""
+        """Give back to the sender's window what was taken, and what belongs to a message still to be completed.
+
+        Half a window at a time: h2 would answer each small message of a sender that fills the window with a pair of
+        window updates, which the other end takes for a flood.
+        """
         if self.ended is not None or self._stream is None:
             return
         held = len(self._inbox) if self._inbox.complete else 0
-        if (size := self._unacknowledged - held) > 0:
+        if (size := self._unacknowledged - held) >= self._limits.window_bytes // 2:
             self._unacknowledged = held
             self._h2.acknowledge_received_data(size, self._stream)
 

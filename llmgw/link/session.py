@@ -21,6 +21,7 @@ _GOODBYE_S = 0.3
 _CLOSE_S = 0.2
 _REFUSAL_S = 1.0
 _READER_FIRST_S = 0.5
+_LATE_S = 0.5
 _NAMES = {Role.AGENT: "agent", Role.SERVER: "control plane"}
 
 
@@ -30,6 +31,10 @@ class PeerGone(PeerError):
     def __init__(self, thing: str, reason: str, remedy: str = "", *, alert: str | None = None) -> None:
         super().__init__(thing, reason, remedy)
         self.alert = alert
+
+
+class Unreached(PeerGone):
+    """Nobody took the connection: the address is not listened on, or no packet comes through."""
 
 
 class LinkRefused(PeerError):
@@ -95,6 +100,17 @@ class Session:
             if self._protocol.ended is not None:
                 raise self._failure()
             await self._changed.park()
+
+    async def receive_within(self, seconds: float) -> Message | Unknown:
+        """As :meth:`receive`, and ends the link when no message comes in this time.
+
+        The other end may answer PINGs and be stuck all the same.
+        """
+        for wait_s in (seconds, _LATE_S):  # the second look is for a process that itself stood still
+            with trio.move_on_after(wait_s):
+                return await self.receive()
+        self.close(f"no message came for {seconds:g} s")
+        raise self._failure()
 
     async def refuse(self, refused: Refused) -> None:
         """Control plane, before its first message: tell the agent why not, and see that it has heard.

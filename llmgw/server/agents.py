@@ -19,6 +19,7 @@ from llmgw.link.messages import (
     ForgetShard,
     HardwareChanged,
     Heartbeat,
+    HeartbeatSeen,
     JobStatus,
     LookForWeights,
     NotUnderstood,
@@ -42,6 +43,16 @@ _REMEMBER_HEARD_S = 30.0
 _FORGET_AGAIN_S = 60.0
 """What an agent cannot forget yet is asked again after this time."""
 
+_SENT = 1000
+"""So many commands of a session are remembered, those longest not asked for forgotten first: they come for months."""
+
+_QUEUED = 200
+"""Beyond these nothing is queued for an agent that does not read; a later pass sends what it still wants."""
+
+_SILENT_BEATS = 5
+_PATIENCE_S = 15.0
+"""An agent that lets so many heartbeats go by, and at least this long, has no session; it may answer PINGs."""
+
 
 @define(eq=False)
 class _NodeSession:
@@ -54,9 +65,34 @@ class _NodeSession:
     queue: list[ServerMessage] = field(factory=list)
     ready: trio.Event = field(factory=trio.Event)
 
+    @property
+    def full(self) -> bool:
+        return len(self.queue) >= _QUEUED
+
     def put(self, message: ServerMessage) -> None:
         self.queue.append(message)
         self.ready.set()
+
+    def answer(self, message: HeartbeatSeen | NotUnderstood) -> None:
+        """Queue what the agent can do without, should it be one that asks much and reads nothing."""
+        if not self.full:
+            self.put(message)
+
+    def command(self, command: Command, now: float) -> None:
+        """Queue a command, unless this session has sent it already."""
+        name = command.command
+        known = self.sent.pop(name, None)
+        if known is None or now >= self.again.get(name, math.inf):
+            if self.full:
+                return
+            self.again.pop(name, None)
+            self.put(command)
+            known = command
+        self.sent[name] = known  # again at the end
+        if len(self.sent) > _SENT:
+            longest = next(iter(self.sent))
+            del self.sent[longest]
+            self.again.pop(longest, None)
 
 
 class Agents:
@@ -75,11 +111,9 @@ class Agents:
         known = self._sessions.get(node)
         if known is None:
             return
+        now = self._clock()
         for command in commands:
-            if command.command not in known.sent or self._clock() >= known.again.get(command.command, math.inf):
-                known.again.pop(command.command, None)
-                known.sent[command.command] = command
-                known.put(command)
+            known.command(command, now)
 
     def ask_for_weights(self) -> None:
         """Tell nodes which weights the catalog names, where that is news to them."""
@@ -147,14 +181,16 @@ class Agents:
         stored_at = self._clock()
         while True:
             try:
-                message = await mine.session.receive()
+                beat_s = self._cluster.settings.liveness.heartbeat_s
+                message = await mine.session.receive_within(max(_PATIENCE_S, _SILENT_BEATS * beat_s))
             except PeerError as gone:
                 return gone.reason
             now = self._clock()
             self._cluster.heard(node, now)
             row: NodeRow | None = None
             match message:
-                case Heartbeat(loads=loads):
+                case Heartbeat(sequence=sequence, loads=loads):
+                    mine.answer(HeartbeatSeen(sequence))
                     self._cluster.worked(node, loads)
                     if now - stored_at > _REMEMBER_HEARD_S:
                         row = self._cluster.row(node)
@@ -183,7 +219,7 @@ class Agents:
                 case NotUnderstood(tag=tag):
                     self._log.warning("agent does not understand a message", node=node, tag=tag)
                 case Unknown(tag=tag):
-                    mine.put(NotUnderstood(tag))
+                    mine.answer(NotUnderstood(tag))
                 case _:
                     self._log.warning("unexpected message", node=node, kind=type(message).__name__)
             if row is not None:

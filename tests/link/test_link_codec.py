@@ -46,7 +46,7 @@ def test_tags_are_what_other_versions_expect() -> None:
     }  # fmt: skip
     assert set(DOWN) == {
         "welcome", "refused", "look-for-weights", "start-shard", "drain-shard", "stop-shard", "forget-shard", "run-job",
-        "cancel-job", "not-understood", "trust-bundle", "certificate-issued", "renewal-refused",
+        "cancel-job", "not-understood", "not-leader", "heartbeat-seen", "trust-bundle", "certificate-issued", "renewal-refused",
     }  # fmt: skip
     assert set(JOINING) == {"ask-bundle", "join"}
     assert set(JOIN_ANSWERS) == {"bundle", "joined", "refused"}

@@ -391,6 +391,20 @@ def test_nobody_takes_and_the_sender_stops_at_the_window() -> None:
     assert ends.agent.room
 
 
+def test_giving_the_window_back_is_no_flood() -> None:
+    """A sender that keeps the window full, of small messages that are taken one by one, all within a second."""
+    ends = opened()
+    for number in range(4000):
+        if ends.agent.room:
+            ends.agent.send(NotUnderstood("x" * 2000), 0)
+        ends.carry()
+        if number > 300:
+            assert ends.server.take() is not None
+            ends.carry()
+    assert ends.agent.ended is None
+    assert ends.server.ended is None
+
+
 def test_a_message_larger_than_the_window_arrives() -> None:
     ends = opened(LinkLimits(window_bytes=65_535))
     ends.agent.send(NotUnderstood("x" * 3_000_000), 0)
