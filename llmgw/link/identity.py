@@ -229,7 +229,7 @@ def check(
     if (denied := rules.deny.find(node, chain)) is not None:
         return _denied(denied, line)
     if rules.nodes is not None and node not in rules.nodes:
-        remedy = f"add {node} to link.nodes in server.yaml and send the server SIGHUP"
+        remedy = f"add {node} to link.nodes in server.yaml and restart the server"
         return Refused("allow-list", "a node that link.nodes in server.yaml names", node, line, remedy)
     if node != claimed:
         remedy = f"set id: {node} in agent.yaml, or {reissue}"
@@ -259,10 +259,12 @@ def server_fault(chain: Sequence[Certificate], now: float, trust_domain: str) ->
             early = now < link.not_before
             apart = span(link.not_before - now if early else now - link.not_after)
             how = f"not valid before {_minute(link.not_before)}" if early else f"expired at {_minute(link.not_after)}"
-            reason = f"its {name} is {how}, and this node's clock says {_minute(now)}: {apart} too {'early' if early else 'late'}"
+            said = f"{_minute(now)}: {apart} too {'early' if early else 'late'}"
+            reason = f"its {name} is {how}, and this node's clock says {said}"
+            may = f"it may be {apart} {'behind' if early else 'ahead'}"
             return reason, (
-                f"compare this node's clock with the control plane's: it may be {apart} {'behind' if early else 'ahead'}; "
-                "if it is right, issue the control plane's certificate anew: llmgw ca issue --server NAME --out DIR"
+                f"compare this node's clock with the control plane's: {may}; if it is right, issue the control plane's "
+                "certificate anew: llmgw ca issue --server NAME --out DIR"
             )
     prefix = server_uri(trust_domain, "")
     if identity(chain[0], prefix) is None:

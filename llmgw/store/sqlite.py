@@ -21,8 +21,8 @@ from llmgw.scheduler.state import Replica
 from llmgw.store import learned
 from llmgw.store.api import JobRow, NodeRow, PassRecord, SettingsRevision, StoredDecision
 from llmgw.store.rows import from_text, to_text
-from llmgw.store.sqlite_identity import SqliteIdentityStore
 from llmgw.store.schema import APPLICATION_ID, STEPS, VERSION
+from llmgw.store.sqlite_identity import SqliteIdentityStore
 
 _Result = TypeVar("_Result")
 

@@ -18,7 +18,10 @@ _KEPT_TOKENS = 1_000
 _FORGOTTEN_S = 30 * 86400.0
 """Certificates that expired longer ago are not remembered: not even a renewal would take them."""
 
-_TOKEN = "id, node, digest, created, expires, by, used, used_key, used_from, revoked"  # noqa: S105 - columns
+_ADD_TOKEN = "INSERT INTO join_token VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?)"  # noqa: S105 - no secret
+_DROP_TOKENS = """
+    DELETE FROM join_token WHERE id IN (SELECT id FROM join_token ORDER BY created DESC LIMIT -1 OFFSET ?)
+"""
 
 
 class Run(Protocol):
@@ -38,13 +41,8 @@ class SqliteIdentityStore:
         """Remember a new token."""
 
         def work(connection: sqlite3.Connection) -> None:
-            connection.execute(
-                f"INSERT INTO join_token ({_TOKEN}) VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?)", attrs.astuple(row)
-            )
-            connection.execute(
-                "DELETE FROM join_token WHERE id IN (SELECT id FROM join_token ORDER BY created DESC LIMIT -1 OFFSET ?)",
-                (_KEPT_TOKENS,),
-            )
+            connection.execute(_ADD_TOKEN, attrs.astuple(row))
+            connection.execute(_DROP_TOKENS, (_KEPT_TOKENS,))
             _add_event(connection, event)
 
         await self._write(work)
@@ -53,7 +51,7 @@ class SqliteIdentityStore:
         """Every token, newest first."""
 
         def work(connection: sqlite3.Connection) -> tuple[TokenRow, ...]:
-            found = connection.execute(f"SELECT {_TOKEN} FROM join_token ORDER BY created DESC, id")
+            found = connection.execute("SELECT * FROM join_token ORDER BY created DESC, id")
             return tuple(TokenRow(*row) for row in found)
 
         return await self._read(work)
@@ -62,7 +60,7 @@ class SqliteIdentityStore:
         """The token with this id."""
 
         def work(connection: sqlite3.Connection) -> TokenRow | None:
-            found = connection.execute(f"SELECT {_TOKEN} FROM join_token WHERE id = ?", (token,)).fetchone()
+            found = connection.execute("SELECT * FROM join_token WHERE id = ?", (token,)).fetchone()
             return None if found is None else TokenRow(*found)
 
         return await self._read(work)
