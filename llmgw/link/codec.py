@@ -20,7 +20,10 @@ from cattrs.v import format_exception
 from llmgw.errors import LlmgwError, PeerError
 from llmgw.link.messages import (
     AgentMessage,
+    AskBundle,
+    Bundle,
     CancelJob,
+    CertificateIssued,
     CommandResult,
     DrainShard,
     EnginesChanged,
@@ -28,18 +31,25 @@ from llmgw.link.messages import (
     HardwareChanged,
     Heartbeat,
     HeartbeatSeen,
+    IdentityHeld,
     JobStatus,
+    Join,
+    Joined,
+    JoinMessage,
     LookForWeights,
     Message,
     NotLeader,
     NotUnderstood,
     Refused,
     Register,
+    RenewalRefused,
+    RenewCertificate,
     RunJob,
     ServerMessage,
     ShardStatus,
     StartShard,
     StopShard,
+    TrustBundle,
     WeightsFound,
     Welcome,
 )
@@ -60,6 +70,8 @@ UP: Mapping[str, type[AgentMessage]] = MappingProxyType(
         "engines-changed": EnginesChanged,
         "command-result": CommandResult,
         "not-understood": NotUnderstood,
+        "identity-held": IdentityHeld,
+        "renew-certificate": RenewCertificate,
     }
 )
 """What an agent may say."""
@@ -78,11 +90,22 @@ DOWN: Mapping[str, type[ServerMessage]] = MappingProxyType(
         "run-job": RunJob,
         "cancel-job": CancelJob,
         "not-understood": NotUnderstood,
+        "trust-bundle": TrustBundle,
+        "certificate-issued": CertificateIssued,
+        "renewal-refused": RenewalRefused,
     }
 )
 """What a control plane may say."""
 
-_TAGS: Mapping[type, str] = {kind: tag for table in (UP, DOWN) for tag, kind in table.items()}
+JOINING: Mapping[str, type[JoinMessage]] = MappingProxyType({"ask-bundle": AskBundle, "join": Join})
+"""What somebody without a certificate may say."""
+
+JOIN_ANSWERS: Mapping[str, type[JoinMessage]] = MappingProxyType(
+    {"bundle": Bundle, "joined": Joined, "refused": Refused}
+)
+"""What it is answered."""
+
+_TAGS: Mapping[type, str] = {kind: tag for table in (UP, DOWN, JOINING, JOIN_ANSWERS) for tag, kind in table.items()}
 _LENGTH = struct.Struct(">I")
 _SHORTEST = len(b"{}")
 
@@ -200,6 +223,12 @@ class MessageBuffer:
         """Remove the first message. Raises :class:`MalformedError` when the next has no acceptable length."""
         del self._bytes[: self._end()]
         self._check()
+
+    def take(self) -> bytes | None:
+        """The JSON of the first message, removed; or nothing while it is not complete."""
+        if (payload := self.first()) is not None:
+            self.drop()
+        return payload
 
     def _end(self) -> int:
         return _LENGTH.size + (self._length() or 0)

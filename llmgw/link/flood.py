@@ -8,7 +8,8 @@ nine-byte headers (RFC 9113, section 4.1), by kind and second.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from types import MappingProxyType
 
 _HEADER = 9
@@ -106,3 +107,42 @@ class Pace:
         self._left_s = min(self._burst_s, self._left_s + self._share * (now - self._at)) - seconds
         self._at = now
         return min(self._most_s, max(0.0, -self._left_s / self._share))
+
+
+_HOPELESS = 2
+"""An address with so many times its connections is hung up on without TLS: telling it why would cost more than it."""
+
+
+class Crowd:
+    """How many connections each host holds open; ``most`` are in order. Remotes are ``host:port``."""
+
+    def __init__(self, most: int) -> None:
+        self._most = most
+        self._open: Counter[str] = Counter()
+
+    @contextmanager
+    def one_more(self, remote: str) -> Iterator[None]:
+        """Count a connection while it is open."""
+        host = _host(remote)
+        self._open[host] += 1
+        try:
+            yield
+        finally:
+            self._open[host] -= 1
+            if not self._open[host]:
+                del self._open[host]
+
+    def too_many(self, remote: str) -> str | None:
+        """Why a counted connection must end, if it must."""
+        host = _host(remote)
+        if self._open[host] <= self._most:
+            return None
+        return f"{host} holds more than {self._most} connections (link.connections_per_address)"
+
+    def hopeless(self, remote: str) -> bool:
+        """Whether one more is not even worth a word."""
+        return self._open[_host(remote)] >= _HOPELESS * self._most
+
+
+def _host(remote: str) -> str:
+    return remote.rpartition(":")[0]

@@ -13,6 +13,7 @@ from trio.lowlevel import RunVar
 from llmgw.errors import PeerError
 from llmgw.link.codec import MalformedError, Unknown
 from llmgw.link.flood import Pace
+from llmgw.link.identity import Certificate
 from llmgw.link.messages import Message, Refused
 from llmgw.link.protocol import DEFAULT_LIMITS, LinkLimits, LinkProtocol, Role
 from llmgw.link.tls import alert, explain
@@ -57,13 +58,15 @@ class LinkRefused(PeerError):
 class Session:
     """An open link, usable inside the scope of :func:`open_session`.
 
-    ``peer`` is the id of the node or the control plane at the other end, ``remote`` its address for people.
+    ``peer`` is the id of the node or the control plane at the other end, ``remote`` its address for people; ``chain``
+    is what an agent showed, where the control plane has it.
     Several tasks may send; one receives.
     """
 
     def __init__(self, stream: trio.abc.Stream, role: Role, peer: str, remote: str, limits: LinkLimits) -> None:
         self.peer = peer
         self.remote = remote
+        self.chain: tuple[Certificate, ...] = ()
         self._stream = stream
         self._limits = limits
         self._protocol = LinkProtocol(role, trio.current_time(), limits)

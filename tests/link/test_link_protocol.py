@@ -27,7 +27,7 @@ from hypothesis import strategies as st
 
 from llmgw.errors import BugError
 from llmgw.link.codec import Unknown, encode
-from llmgw.link.messages import Heartbeat, Message, NotUnderstood
+from llmgw.link.messages import Message, NotUnderstood
 from llmgw.link.protocol import (
     CONTENT_TYPE,
     DEFAULT_LIMITS,
