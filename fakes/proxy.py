@@ -17,11 +17,13 @@ import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from functools import partial
+from typing import TypeVar
 
 import trio
 
 from llmgw.settings.daemon import Address
 
+_Answer = TypeVar("_Answer")
 _CHUNK = 65536
 _ABORT = struct.pack("ii", 1, 0)  # SO_LINGER of no time: closing sends a reset
 
@@ -171,9 +173,9 @@ class ProxyThread:
         """Where it listens."""
         return self._proxy.address
 
-    def do(self, what: Callable[[Proxy], object]) -> None:
+    def do(self, what: Callable[[Proxy], _Answer]) -> _Answer:
         """``do(Proxy.partition)``, for instance."""
-        trio.from_thread.run_sync(what, self._proxy, trio_token=self._token)
+        return trio.from_thread.run_sync(what, self._proxy, trio_token=self._token)
 
 
 @contextmanager
