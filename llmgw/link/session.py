@@ -30,6 +30,10 @@ _TURN_AWAY_S = 1.0
 _LARGE_BYTES = 100_000
 """From here a message is decoded in a thread: four megabytes take a fifth of a second, and nobody else must wait."""
 
+_SMALL_BYTES = 500
+_SMALL_S = 0.0001
+"""What so few bytes are taken to cost: to ask the clock costs as much."""
+
 _decoding: RunVar[trio.CapacityLimiter] = RunVar("_decoding")
 _NAMES = {Role.AGENT: "agent", Role.SERVER: "control plane"}
 
@@ -70,7 +74,8 @@ class Session:
         self._stream = stream
         self._limits = limits
         self._protocol = LinkProtocol(role, trio.current_time(), limits)
-        self._changed = trio.lowlevel.ParkingLot()
+        self._changed = trio.lowlevel.ParkingLot()  # a message, an end, or the beginning
+        self._room = trio.lowlevel.ParkingLot()
         self._to_write = trio.lowlevel.ParkingLot()
         self._writer_gone = trio.Event()
         self._write_is_whole = True
@@ -86,7 +91,7 @@ class Session:
         with trio.move_on_after(self._limits.send_s):
             await trio.lowlevel.checkpoint()
             while not self._protocol.room and self._protocol.ended is None:
-                await self._changed.park()
+                await self._room.park()
         if not self._protocol.room:
             self.close(f"the other end took nothing for {self._limits.send_s:g} s")
             raise self._failure()
@@ -105,7 +110,7 @@ class Session:
                 message, cost_s = await self._decode(payload)
                 await self._charge(cost_s)
                 self._protocol.took(message)
-                self._to_write.unpark_all()  # taking gives the sender's window back
+                self._stir()  # taking gives the sender's window back
                 if isinstance(message, Refused):
                     raise LinkRefused(self._thing, message)
                 if not isinstance(message, MalformedError):
@@ -125,6 +130,9 @@ class Session:
                 message = malformed
             return message, time.thread_time() - began
 
+        if len(payload) <= _SMALL_BYTES:
+            with contextlib.suppress(MalformedError):
+                return self._protocol.decode(payload), _SMALL_S
         if len(payload) < _LARGE_BYTES:
             return decode()
         try:
@@ -178,8 +186,13 @@ class Session:
         return PeerGone(self._thing, ended.reason if ended else "is not open", alert=self._alert)
 
     def _stir(self) -> None:
-        self._changed.unpark_all()
-        self._to_write.unpark_all()
+        """Wake those whom the protocol's new state may concern: a thousand sessions are woken for nothing otherwise."""
+        if self._protocol.ended is not None:
+            self._changed.unpark_all()
+        if self._protocol.ended is not None or self._protocol.room:
+            self._room.unpark_all()
+        if self._protocol.ended is not None or self._protocol.to_write:
+            self._to_write.unpark_all()
 
     async def _wait_opened(self) -> None:
         await trio.lowlevel.checkpoint()
@@ -198,10 +211,11 @@ class Session:
                 self._protocol.lost(explain(broken))
             else:
                 if data:
-                    began = time.thread_time()
-                    self._protocol.receive(bytes(data), trio.current_time())
+                    began = time.thread_time() if len(data) > _SMALL_BYTES else None
+                    if self._protocol.receive(bytes(data), trio.current_time()):
+                        self._changed.unpark_all()
                     self._stir()
-                    await self._charge(time.thread_time() - began)
+                    await self._charge(_SMALL_S if began is None else time.thread_time() - began)
                     continue
                 self._protocol.lost("the connection was cut")
             self._stir()
@@ -230,7 +244,8 @@ class Session:
             self._write_is_whole = False
             await self._stream.send_all(data)
             self._write_is_whole = True
-            self._changed.unpark_all()  # there may be room for messages again
+            if self._protocol.room or self._protocol.ended is not None:
+                self._room.unpark_all()
 
     async def _watch(self) -> None:
         while True:

@@ -46,7 +46,7 @@ from llmgw.server.jobs import Jobs
 from llmgw.store.api import NodeRow, Store
 from llmgw.telemetry.logging import logger
 
-_REMEMBER_HEARD_S = 30.0
+_REMEMBER_HEARD_S = 300.0
 """A heartbeat alone is written down this often: after a restart silence counts from the restart anyway."""
 
 _FORGET_AGAIN_S = 60.0
