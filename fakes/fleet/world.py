@@ -8,7 +8,7 @@ import trio
 from attrs import evolve
 
 from llmgw.link.protocol import LinkLimits
-from llmgw.link.session import PeerGone
+from llmgw.link.session import Unreached
 from llmgw.settings.catalog import Model
 from llmgw.settings.daemon import Address
 from llmgw.settings.document import Liveness, Settings
@@ -105,15 +105,15 @@ class World:
     # The network
 
     async def connect(self, node: Node, address: Address) -> trio.abc.Stream:
-        """What dialling gives, TLS left out. Raises :class:`PeerGone`."""
+        """What dialling gives, TLS left out. Raises :class:`Unreached`."""
         thing = f"control plane at {address}"
         await trio.lowlevel.checkpoint()
         if self.wires.blocked(node.id):
             await trio.sleep(_CONNECT_S)
-            raise PeerGone(thing, f"no connection within {_CONNECT_S:g} s")
+            raise Unreached(thing, f"no connection within {_CONNECT_S:g} s")
         plane = next((p for p in self.planes if p.address == address and p.listens), None)
         if plane is None:
-            raise PeerGone(thing, "cannot be reached: connection refused")
+            raise Unreached(thing, "cannot be reached: connection refused")
         wire = self.wires.add(node.id, address)
         plane.accept(wire.server_end, node.id)
         return self.kit.agent_end(wire)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable
 from contextlib import AbstractAsyncContextManager
 
@@ -29,8 +28,10 @@ from llmgw.link.messages import (
     ForgetShard,
     HardwareChanged,
     Heartbeat,
+    HeartbeatSeen,
     JobStatus,
     LookForWeights,
+    NotLeader,
     NotUnderstood,
     Register,
     RunJob,
@@ -39,7 +40,7 @@ from llmgw.link.messages import (
     StopShard,
     Welcome,
 )
-from llmgw.link.session import LinkRefused, PeerGone, Session
+from llmgw.link.session import LinkRefused, PeerGone, Session, Unreached
 from llmgw.scheduler.jobs import Installed, JobReport
 from llmgw.scheduler.scale import EngineLoad
 from llmgw.scheduler.state import ShardReport
@@ -48,6 +49,14 @@ from llmgw.settings.daemon import Address, AgentConfig
 from llmgw.telemetry.logging import logger
 
 _WELCOME_S = 10.0
+
+_SILENT_BEATS = 5
+_PATIENCE_S = 15.0
+"""A control plane that has answered heartbeats and then lets so many go by, and at least this long, is left."""
+
+_COMMANDS_WAITING = 100
+_RESULTS_WAITING = 1000
+"""Beyond these nothing more is read: flow control then stops a control plane that does not take its answers."""
 
 Dial = Callable[[Address], AbstractAsyncContextManager[Session]]
 """Opens the link to a control plane, see :func:`llmgw.link.client.connect`."""
@@ -84,6 +93,7 @@ class Outbox:
         self._hardware = False
         self._weights = False
         self._filled = trio.Event()
+        self._taken = trio.Event()
 
     def job(self, report: JobReport) -> None:
         """A job changed."""
@@ -104,6 +114,11 @@ class Outbox:
         """A command was dealt with."""
         self._results.append(result)
         self._filled.set()
+
+    async def room(self) -> None:
+        """Wait until so many results wait to be sent that more may be made."""
+        while len(self._results) >= _RESULTS_WAITING:
+            await self._taken.wait()
 
     def hardware(self) -> None:
         """The hardware was read again and is not as it was."""
@@ -142,6 +157,8 @@ class Outbox:
         self._reports.clear()
         self._jobs.clear()
         self._results.clear()
+        self._taken.set()
+        self._taken = trio.Event()
         return taken
 
 
@@ -184,20 +201,24 @@ class Link:
         self._loads = loads
         self._log = logger("link")
         self._said = ""
+        self._leader: Address | None = None
         self.state = LinkState(False, "", "not connected yet", clock())
 
     async def run(self) -> None:
-        """Connect, serve, back off; for ever. Each control plane is tried in turn."""
+        """Connect, serve, back off; for ever. Each control plane in turn, and one that was named as leader first."""
         turn = 0
         while True:
-            address = self._config.control_planes[turn % len(self._config.control_planes)]
-            turn += 1
+            address, self._leader = self._leader, None
+            if address is None:
+                address = self._config.control_planes[turn % len(self._config.control_planes)]
+                turn += 1
+            unreached = False
             try:
                 await self._session(address)
             except LlmgwError as ended:
+                unreached = isinstance(ended, Unreached)
                 self._disconnected(address, ended)
-            wait_s = self._backoff.next_s()
-            await trio.sleep(wait_s)
+            await trio.sleep(self._backoff.next_s(unreached=unreached))
 
     def _disconnected(self, address: Address, ended: LlmgwError) -> None:
         self.state = LinkState(False, str(address), ended.reason, self._clock())
@@ -222,6 +243,8 @@ class Link:
                 welcome = await session.receive()
             if welcome is None:
                 raise PeerGone(f"control plane at {address}", f"did not answer within {_WELCOME_S:g} s")
+            if isinstance(welcome, NotLeader):
+                raise self._led_elsewhere(address, welcome)
             if not isinstance(welcome, Welcome):
                 raise PeerGone(f"control plane at {address}", f"answered {type(welcome).__name__}, not Welcome")
             if not await self._epoch.admit(welcome.epoch):
@@ -231,6 +254,11 @@ class Link:
                     "it was replaced by a newer one; stop it",
                 )
             await self._welcomed(address, session, welcome, inventory)
+
+    def _led_elsewhere(self, address: Address, answer: NotLeader) -> PeerGone:
+        self._leader = answer.leader
+        where = "nobody does at the moment" if answer.leader is None else f"{answer.leader} does"
+        return PeerGone(f"control plane at {address}", f"does not lead the cluster, {where}")
 
     async def _welcomed(self, address: Address, session: Session, welcome: Welcome, told: Inventory) -> None:
         self._backoff.reset()
@@ -244,14 +272,14 @@ class Link:
             version=welcome.version,
         )
         commands: trio.MemorySendChannel[Command]
-        commands, to_do = trio.open_memory_channel[Command](math.inf)
+        commands, to_do = trio.open_memory_channel[Command](_COMMANDS_WAITING)
         ended: PeerError | None = None
         async with trio.open_nursery() as nursery:
             nursery.start_soon(self._say, session, told)
             nursery.start_soon(self._beat, session, welcome.heartbeat_s)
             nursery.start_soon(self._obey, to_do)
             try:
-                await self._listen(session, commands)
+                await self._listen(address, session, welcome.heartbeat_s, commands)
             except PeerError as gone:
                 ended = gone
             nursery.cancel_scope.cancel(reason="session over")
@@ -278,12 +306,23 @@ class Link:
         kinds = {e.kind for e in self._config.engines} | {i.engine for i in self._installs() if i.current}
         return tuple(k for k in EngineKind if k in kinds)
 
-    async def _listen(self, session: Session, commands: trio.MemorySendChannel[Command]) -> None:
+    async def _listen(
+        self, address: Address, session: Session, beat_s: float, commands: trio.MemorySendChannel[Command]
+    ) -> None:
+        answered = False  # a control plane of an older version never does
         while True:
-            message = await session.receive()
+            await self._outbox.room()
+            if answered:
+                message = await session.receive_within(max(_PATIENCE_S, _SILENT_BEATS * beat_s))
+            else:
+                message = await session.receive()
             match message:
+                case HeartbeatSeen():
+                    answered = True
                 case StartShard() | DrainShard() | StopShard() | ForgetShard() | RunJob() | CancelJob():
-                    commands.send_nowait(message)
+                    await commands.send(message)
+                case NotLeader():
+                    raise self._led_elsewhere(address, message)
                 case LookForWeights(names=names) if self._weights is not None:
                     self._weights.ask(names)
                 case Unknown(tag=tag):

@@ -13,10 +13,13 @@ from cryptography import x509
 from llmgw.link import identity
 from llmgw.link.messages import Refused
 from llmgw.link.protocol import DEFAULT_LIMITS, LinkLimits, Role
-from llmgw.link.session import LinkRefused, PeerGone, Session, open_session
+from llmgw.link.session import LinkRefused, PeerGone, Session, Unreached, open_session
 from llmgw.link.tcp import bound_unacknowledged
 from llmgw.link.tls import TlsError, TlsStream, client_context, handshake, verified_chain
 from llmgw.settings.daemon import Address, TlsFiles
+
+CONNECT_S = 4.0
+"""How long a TCP connection may take: the kernel's third SYN is sent after 3 s, the fourth only after 7 s."""
 
 
 @asynccontextmanager
@@ -26,7 +29,7 @@ async def connect(
     trust_domain: str,
     *,
     limits: LinkLimits = DEFAULT_LIMITS,
-    connect_s: float = 5.0,
+    connect_s: float = CONNECT_S,
     handshake_s: float = 5.0,
 ) -> AsyncIterator[Session]:
     """Open the link to the control plane at ``address`` for the length of the scope.
@@ -35,8 +38,9 @@ async def connect(
     Whether it has us at all is in its answer: :meth:`Session.receive` gives ``Welcome`` or raises
     :class:`LinkRefused`. The certificate files are read anew at each call, so that a renewed one is used.
 
-    Raises :class:`PeerGone` when there is no control plane that we accept at this address, :class:`LinkRefused`
-    when it does not accept our certificate, :class:`~llmgw.errors.OperatorError` for unusable files.
+    Raises :class:`PeerGone` when there is no control plane that we accept at this address (:class:`Unreached`, which
+    is one, when nobody took the connection), :class:`LinkRefused` when it does not accept our certificate,
+    :class:`~llmgw.errors.OperatorError` for unusable files.
     """
     context = client_context(tls)
     thing = f"control plane at {address}"
@@ -64,13 +68,13 @@ async def _dial(address: Address, thing: str, within_s: float) -> trio.SocketStr
         with trio.fail_after(within_s):
             return await trio.open_tcp_stream(address.host, address.port)
     except trio.TooSlowError as cause:
-        raise PeerGone(thing, f"no connection within {within_s:g} s", "check the address and the firewall") from cause
+        raise Unreached(thing, f"no connection within {within_s:g} s", "check the address and the firewall") from cause
     except OSError as cause:
         # Trio tries every address of a name and groups what each of them answered.
         each = cause.__cause__.exceptions if isinstance(cause.__cause__, BaseExceptionGroup) else (cause,)
         said = dict.fromkeys(e.strerror or str(e) for e in each if isinstance(e, OSError))
         reason = ", ".join(said).lower()
-        raise PeerGone(
+        raise Unreached(
             thing, f"cannot be reached: {reason}", "check the address, and that llmgw server runs"
         ) from cause
 
@@ -105,19 +109,28 @@ class Backoff:
     """How long to wait before the next try: full jitter under a ceiling that doubles.
 
     Each delay is uniform between 0 and the ceiling (Brooker, "Exponential Backoff and Jitter", AWS Architecture
-    Blog, 2015), so that agents that lost one control plane together do not come back together.
+    Blog, 2015), so that agents that lost one control plane together do not come back together. A try that reached
+    nobody cost nobody anything: after it the wait stays below ``unreached_s``, so that the end of a long outage is
+    noticed at once. Those whom a crowd then keeps from being welcomed wait longer and longer.
     """
 
-    def __init__(self, source: random.Random, first_s: float = 0.5, most_s: float = 60.0) -> None:
+    def __init__(
+        self, source: random.Random, first_s: float = 0.5, most_s: float = 60.0, unreached_s: float = 2.0
+    ) -> None:
         self._source = source
         self._first_s = first_s
         self._most_s = most_s
+        self._unreached_s = unreached_s
         self._ceiling_s = first_s
 
-    def next_s(self) -> float:
-        """The next delay in seconds; the one after it may be twice as long."""
-        delay = self._source.uniform(0, self._ceiling_s)
-        self._ceiling_s = min(self._most_s, 2 * self._ceiling_s)
+    def next_s(self, *, unreached: bool = False) -> float:
+        """The next delay in seconds; the one after it may be twice as long.
+
+        ``unreached``: nobody took the connection.
+        """
+        most_s = self._unreached_s if unreached else self._most_s
+        delay = self._source.uniform(0, min(most_s, self._ceiling_s))
+        self._ceiling_s = max(self._ceiling_s, min(most_s, 2 * self._ceiling_s))
         return delay
 
     def reset(self) -> None:

@@ -63,6 +63,29 @@ def write_new(path: Path, data: bytes, mode: int) -> None:
             staged.unlink(missing_ok=True)
 
 
+def replace(path: Path, data: bytes, mode: int) -> None:
+    """Write a file in place of what is there: whoever reads it sees the old one whole or the new one, on disk.
+
+    Raises :class:`OperatorError`.
+    """
+    staged = None
+    try:
+        fd, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
+        staged = Path(name)
+        with os.fdopen(fd, "wb") as file:
+            os.fchmod(fd, mode)
+            file.write(data)
+            file.flush()
+            os.fsync(fd)
+        staged.replace(path)
+        sync_folder(path.parent)
+    except OSError as cause:
+        raise OperatorError(str(path), f"cannot be written: {cause.strerror}") from cause
+    finally:
+        if staged is not None:
+            staged.unlink(missing_ok=True)
+
+
 def sync_folder(folder: Path) -> None:
     """Make new names in ``folder`` survive a power cut."""
     fd = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)

@@ -33,7 +33,8 @@ class Register:
     ``epoch`` is the highest epoch that the agent ever saw; ``address`` is where the router reaches the
     node's engines. ``shards`` are all shards that are running or whose end was not yet acknowledged, ``jobs`` those
     that run and the last ones that ended, ``installs`` the engines with their versions. ``weights`` is ``None`` from an
-    agent that does not look at any.
+    agent that does not look at any. ``clock`` is the node's own, in seconds since the epoch, 0 where it is not said.
+    ``installation`` names the state folder, so that an agent that was started again is told from a second one.
     """
 
     protocol: int
@@ -48,11 +49,16 @@ class Register:
     weights: WeightsFound | None = None
     jobs: tuple[JobReport, ...] = ()
     installs: tuple[Installed, ...] = ()
+    clock: float = 0.0
+    installation: str = ""
 
 
 @frozen
 class Heartbeat:
-    """Up, every ``heartbeat_s``. ``loads`` has what the engines that serve said last of their work."""
+    """Up, every ``heartbeat_s`` of the ``Welcome``; ``sequence`` counts from 1.
+
+    ``loads`` has what the engines that serve said last of their work.
+    """
 
     sequence: int
     loads: tuple[EngineLoad, ...] = ()
@@ -103,7 +109,10 @@ class CommandResult:
 
 @frozen
 class Welcome:
-    """Down, the answer to an accepted ``Register``."""
+    """Down, the answer to an accepted ``Register``.
+
+    ``epoch`` counts the control planes that led this cluster, ``heartbeat_s`` is in seconds.
+    """
 
     protocol: int
     version: str
@@ -125,6 +134,23 @@ class Refused:
     found: str
     certificate: str
     remedy: str
+
+
+@frozen
+class NotLeader:
+    """Down, in place of ``Welcome`` or at any time after it: another control plane leads, and the session ends.
+
+    ``leader`` is where its link listens; ``None`` while there is none.
+    """
+
+    leader: Address | None = None
+
+
+@frozen
+class HeartbeatSeen:
+    """Down, for each ``Heartbeat``, with its ``sequence``: what the agent reports is not only received but read."""
+
+    sequence: int
 
 
 @frozen
@@ -169,7 +195,7 @@ class DrainShard:
 
 @frozen
 class StopShard:
-    """Down: stop the shard, with ``grace_s`` between SIGTERM and SIGKILL."""
+    """Down: stop the shard, with ``grace_s`` (seconds) between SIGTERM and SIGKILL."""
 
     command: str
     epoch: int
@@ -222,6 +248,91 @@ class NotUnderstood:
     tag: str
 
 
+@frozen
+class TrustBundle:
+    """Down, after ``Welcome`` and when it changes: the CAs that the cluster trusts, as PEM; answered ``IdentityHeld``.
+
+    ``renewal`` says whether certificates can be renewed over the link; with ``renew_now`` this node's is to be, because
+    its CA is about to be retired.
+    """
+
+    certificates: str
+    renewal: bool
+    renew_now: bool = False
+
+
+@frozen
+class IdentityHeld:
+    """Up: what is on the node's disk and used from now on. ``cas`` are SHA-256 of the CA certificates it trusts.
+
+    ``serial`` is its certificate's, in hexadecimal.
+    """
+
+    serial: str
+    cas: tuple[str, ...]
+
+
+@frozen
+class RenewCertificate:
+    """Up: a certificate request (PKCS #10, PEM) for a new key of this node; names in it are ignored.
+
+    It is also the first and only message of an agent whose certificate has expired.
+    """
+
+    request: str
+
+
+@frozen
+class CertificateIssued:
+    """Down, the answer: the new certificate with its issuers, and the CAs to trust, all as PEM."""
+
+    certificate: str
+    bundle: str
+
+
+@frozen
+class RenewalRefused:
+    """Down, the other answer; the session goes on."""
+
+    reason: str
+    remedy: str
+
+
+@frozen
+class AskBundle:
+    """On the way in, before anything is believed: which CAs does this control plane show?"""
+
+
+@frozen
+class Bundle:
+    """The answer to ``AskBundle``, as PEM. Only a CA whose fingerprint is in the token may be believed."""
+
+    certificates: str
+
+
+@frozen
+class Join:
+    """A node that has no certificate yet: its token, a certificate request (PEM) for its key, and who it means to be.
+
+    An empty ``node`` leaves that to the token.
+    """
+
+    token: str
+    request: str
+    node: str = ""
+
+
+@frozen
+class Joined:
+    """The answer to ``Join``: who the node is, its certificate with its issuers, and the CAs to trust, as PEM."""
+
+    node: str
+    trust_domain: str
+    certificate: str
+    bundle: str
+
+
+IdentityAnswer = TrustBundle | CertificateIssued | RenewalRefused
 AgentMessage = (
     Register
     | Heartbeat
@@ -232,9 +343,14 @@ AgentMessage = (
     | EnginesChanged
     | CommandResult
     | NotUnderstood
+    | IdentityHeld
+    | RenewCertificate
 )
 ShardCommand = StartShard | DrainShard | StopShard | ForgetShard
 JobCommand = RunJob | CancelJob
 Command = ShardCommand | JobCommand
-ServerMessage = Welcome | Refused | LookForWeights | Command | NotUnderstood
-Message = AgentMessage | ServerMessage
+ServerMessage = (
+    Welcome | Refused | NotLeader | HeartbeatSeen | LookForWeights | Command | NotUnderstood | IdentityAnswer
+)
+JoinMessage = AskBundle | Bundle | Join | Joined | Refused
+Message = AgentMessage | ServerMessage | JoinMessage

@@ -1,4 +1,7 @@
-"""The control plane's end: accept agents, check who they are, and hand each to its handler."""
+"""The control plane's end: accept agents, check who they are, and hand each to its handler.
+
+Whoever offers the protocol for joining is answered by :mod:`llmgw.link.joining` and never gets near a session.
+"""
 
 from __future__ import annotations
 
@@ -6,35 +9,82 @@ import time
 from collections.abc import Awaitable, Callable
 from contextlib import AsyncExitStack
 from functools import partial
+from typing import TypeVar
 
 import trio
+from attrs import frozen
 
 from llmgw.errors import OperatorError, PeerError
-from llmgw.link import identity
+from llmgw.link import identity, joining
+from llmgw.link.attempts import Attempts
 from llmgw.link.codec import Unknown
-from llmgw.link.messages import PROTOCOL, Message, Refused, Register
+from llmgw.link.flood import Crowd
+from llmgw.link.hello import offered_protocols
+from llmgw.link.identity import Certificate, Rules
+from llmgw.link.messages import (
+    PROTOCOL,
+    CertificateIssued,
+    Join,
+    Joined,
+    Message,
+    Refused,
+    Register,
+    RenewCertificate,
+)
 from llmgw.link.protocol import DEFAULT_LIMITS, LinkLimits, Role
-from llmgw.link.session import Session, open_session
+from llmgw.link.session import Session, open_session, turn_away
 from llmgw.link.tcp import bound_unacknowledged
-from llmgw.link.tls import TlsError, TlsStream, handshake, server_context, verified_chain
+from llmgw.link.tls import JOIN_ALPN, TlsError, TlsStream, handshake, verified_chain
+from llmgw.link.trust import Trust, TrustFiles
 from llmgw.settings.daemon import Address, LinkListener
 from llmgw.telemetry.logging import logger
 
 Handler = Callable[[Session, Register], Awaitable[None]]
 Check = Callable[[Register], Refused | None]
+Renew = Callable[[RenewCertificate], Awaitable[CertificateIssued | Refused]]
+_Kind = TypeVar("_Kind")
 
 _HANDSHAKES_PER_TURN = 8
 """Handshakes begun in one turn of the event loop. Beginning is what costs: a thousand at once stall it for 0.3 s.
 An agent that stalls later in its handshake keeps nobody else out."""
 
 _BACKLOG = 1024
+_HANG_UP_S = 2.0
 _log = logger("link")
+
+
+def _nobody(_remote: str, _node: str, _refused: Refused) -> None:
+    """Nobody wants to know."""
+
+
+@frozen
+class Gate:
+    """Who gets in. ``trust`` and ``rules`` are asked anew for each connection.
+
+    ``join`` decides who gets a first certificate, ``renew`` about one that expired at most ``grace_s`` ago; without
+    them nobody does. ``refused`` is told of every agent that was turned away after its handshake.
+    """
+
+    trust: Callable[[], Trust]
+    rules: Callable[[], Rules]
+    join: joining.Welcome | None = None
+    renew: Callable[[str, RenewCertificate, str], Awaitable[CertificateIssued | Refused]] | None = None
+    grace_s: float = 0.0
+    refused: Callable[[str, str, Refused], None] = _nobody
+
+
+def gate_of(listener: LinkListener) -> Gate:
+    """The gate that the files alone make, read once. Raises :class:`OperatorError` when they cannot be used."""
+    files = TrustFiles(listener)
+    rules = Rules(listener.trust_domain, nodes=None if listener.nodes is None else frozenset(listener.nodes))
+    return Gate(lambda: files.now, lambda: rules)
 
 
 async def serve(
     listener: LinkListener,
     handler: Handler,
     *,
+    gate: Gate | None = None,
     limits: LinkLimits = DEFAULT_LIMITS,
     handshake_s: float = 5.0,
     wall: Callable[[], float] = time.time,
@@ -46,7 +96,9 @@ async def serve(
     register)``; the session ends when the handler does. A handler that fails is logged and ends only its session.
     Raises :class:`OperatorError` when the files or the address cannot be used.
     """
-    context = server_context(listener.tls)
+    gate = gate or gate_of(listener)
+    crowd = Crowd(listener.connections_per_address)
+    doors = _Doors(gate, handler, limits, handshake_s, wall, crowd)
     turn = trio.Semaphore(_HANDSHAKES_PER_TURN)
     async with AsyncExitStack() as stack:
         try:
@@ -60,21 +112,130 @@ async def serve(
             remote = _remote(transport)
             bound_unacknowledged(transport, limits.silence_s)
             async with transport:
-                stream: TlsStream = trio.SSLStream(transport, context, server_side=True)
+                if crowd.hopeless(remote):
+                    return
                 try:
-                    await _handshake(stream, remote, turn, handshake_s)
-                    chain = identity.read_chain(verified_chain(stream))
-                    check = partial(_check, chain=chain, wall=wall, trust_domain=listener.trust_domain)
-                    node = identity.identity(chain[0], identity.node_uri(listener.trust_domain, "")) or ""
-                    await attend(stream, handler, check, peer=node, remote=remote, limits=limits)
+                    with crowd.one_more(remote):
+                        await doors.open(transport, remote, turn)
                 except PeerError as ended:
-                    _log.info("agent not served", remote=remote, reason=ended.reason)
+                    _log.warning("connection not served", remote=remote, reason=ended.reason)
                 except Exception:  # noqa: BLE001
                     # The listener serves all other nodes too: one connection's fault is written down and ends it.
                     _log.exception("connection failed", remote=remote)
 
         task_status.started(tuple(_address(s) for s in sockets))
         await trio.serve_listeners(accept, sockets)
+
+
+class _Doors:
+    """The two ways in: for agents with a certificate, and for those who want one."""
+
+    def __init__(
+        self,
+        gate: Gate,
+        handler: Handler,
+        limits: LinkLimits,
+        handshake_s: float,
+        wall: Callable[[], float],
+        crowd: Crowd,
+    ) -> None:
+        self._gate = gate
+        self._handler = handler
+        self._limits = limits
+        self._handshake_s = handshake_s
+        self._wall = wall
+        self._crowd = crowd
+        self._joining = 0
+        self._attempts = Attempts()
+
+    async def open(self, transport: trio.SocketStream, remote: str, turn: trio.Semaphore) -> None:
+        by = trio.current_time() + self._handshake_s
+        trust = self._gate.trust()
+        wants = await _within(by, f"agent at {remote}", self._handshake_s, partial(_wants, transport, turn))
+        join = self._gate.join
+        if trust.joining is None or join is None or JOIN_ALPN.encode() not in wants:
+            stream: TlsStream = trio.SSLStream(transport, trust.link, server_side=True)
+            await handshake(stream, f"agent at {remote}", by - trio.current_time())
+            if (reason := self._crowd.too_many(remote)) is not None:
+                _log.warning("agent turned away", remote=remote, reason=reason)
+                await turn_away(stream, reason)
+                return
+            await self._agent(stream, remote)
+            return
+        thing = f"somebody who wants to join at {remote}"
+        if self._joining >= joining.AT_ONCE:
+            raise TlsError(thing, f"{joining.AT_ONCE} others are joining; hung up")
+        self._joining += 1
+        try:
+            stream = trio.SSLStream(transport, trust.joining, server_side=True)
+            await handshake(stream, thing, by - trio.current_time(), JOIN_ALPN)
+            await joining.answer(stream, remote, trust.bundle_pem, partial(self._join, join))
+        finally:
+            self._joining -= 1
+
+    async def _join(self, welcome: joining.Welcome, request: Join, remote: str) -> Joined | Refused:
+        host = remote.rpartition(":")[0]
+        if (wait_s := self._attempts.wait_s(host, self._wall())) > 0:
+            found = f"too many attempts from {host} that failed"
+            return Refused("token", "fewer attempts", found, "none", f"try again in {wait_s:.0f} s")
+        answered = await welcome(request, remote)
+        if isinstance(answered, Refused):
+            self._attempts.failed(host, self._wall())
+        return answered
+
+    async def _agent(self, stream: TlsStream, remote: str) -> None:
+        rules = self._gate.rules()
+        chain = identity.read_chain(verified_chain(stream))
+        node = identity.identity(chain[0], identity.node_uri(rules.trust_domain, "")) or ""
+
+        def check(register: Register) -> Refused | None:
+            refused = _check(register, chain, self._wall(), self._gate.rules())
+            if refused is not None:
+                self._gate.refused(remote, register.node, refused)
+            return refused
+
+        async def renew(request: RenewCertificate) -> CertificateIssued | Refused:
+            refused = self._outdated(chain, node)
+            if refused is None and self._gate.renew is not None:
+                answered = await self._gate.renew(node, request, remote)
+                if isinstance(answered, CertificateIssued):
+                    return answered
+                refused = answered
+            refused = refused or _no_renewal(chain)
+            self._gate.refused(remote, node, refused)
+            return refused
+
+        await attend(
+            stream, self._handler, check, peer=node, remote=remote, limits=self._limits, chain=chain, renew=renew
+        )
+
+    def _outdated(self, chain: tuple[Certificate, ...], node: str) -> Refused | None:
+        """Whether a certificate that may have expired must not even be renewed."""
+        now, rules = self._wall(), self._gate.rules()
+        refused = identity.check(chain, node, now, rules, grace_s=self._gate.grace_s)
+        if refused is not None and refused.claim == "validity" and identity.check(chain, node, now, rules) is not None:
+            days = self._gate.grace_s / 86400
+            wanted = f"a certificate that expired at most {days:g} days ago" if days else "a certificate that is valid"
+            remedy = "join again with a new token: llmgw ctl token create --node ID"
+            return Refused("validity", wanted, refused.found, refused.certificate, remedy)
+        return refused
+
+
+async def _wants(transport: trio.SocketStream, turn: trio.Semaphore) -> tuple[bytes, ...]:
+    """The protocols that the other end offers, once it has something to say and it is its turn."""
+    await trio.lowlevel.wait_readable(transport.socket)
+    wants = await offered_protocols(transport.socket)
+    async with turn:
+        await trio.lowlevel.checkpoint()
+    return wants
+
+
+async def _within(by: float, thing: str, within_s: float, work: Callable[[], Awaitable[_Kind]]) -> _Kind:
+    try:
+        with trio.fail_at(by):
+            return await work()
+    except trio.TooSlowError as slow:
+        raise TlsError(thing, f"the TLS handshake was not begun within {within_s:g} s") from slow
 
 
 async def attend(
@@ -85,24 +246,23 @@ async def attend(
     peer: str,
     remote: str,
     limits: LinkLimits = DEFAULT_LIMITS,
+    chain: tuple[Certificate, ...] = (),
+    renew: Renew | None = None,
 ) -> None:
     """Serve one agent over a stream whose other end is ``peer``: first message, ``check``, handler.
 
-    Raises :class:`~llmgw.link.session.PeerGone` when the agent never got as far as its handler.
+    ``chain`` is what it showed; the handler finds it in the session. ``renew`` answers one that comes only for a new
+    certificate. Raises :class:`~llmgw.link.session.PeerGone` when the agent never got as far as its handler.
     """
     async with open_session(stream, Role.SERVER, peer=peer, remote=remote, limits=limits) as session:
+        session.chain = chain
         first = await session.receive()
+        if isinstance(first, RenewCertificate) and renew is not None:
+            await _renewed(session, await renew(first))
+            return
         refused = check(first) if isinstance(first, Register) else _not_register(first)
         if refused is not None:
-            _log.warning(
-                "agent refused",
-                remote=remote,
-                claim=refused.claim,
-                wanted=refused.wanted,
-                found=refused.found,
-                certificate=refused.certificate,
-            )
-            await session.refuse(refused)
+            await _refuse(session, refused)
             return
         assert isinstance(first, Register)
         try:
@@ -115,28 +275,42 @@ async def attend(
             session.close("the control plane failed to handle this session; its log says how")
 
 
-async def _handshake(stream: TlsStream, remote: str, turn: trio.Semaphore, within_s: float) -> None:
-    """Shake hands with an agent, once it has something to say and it is its turn."""
-    thing = f"agent at {remote}"
-    by = trio.current_time() + within_s
-    with trio.move_on_at(by) as silent:
-        await trio.lowlevel.wait_readable(stream.transport_stream.socket)
-        async with turn:
-            await trio.lowlevel.checkpoint()
-    if silent.cancelled_caught:
-        raise TlsError(thing, f"the TLS handshake was not begun within {within_s:g} s")
-    await handshake(stream, thing, by - trio.current_time())
+async def _refuse(session: Session, refused: Refused) -> None:
+    _log.warning(
+        "agent refused",
+        node=session.peer,
+        remote=session.remote,
+        claim=refused.claim,
+        wanted=refused.wanted,
+        found=refused.found,
+        certificate=refused.certificate,
+    )
+    await session.refuse(refused)
 
 
-def _check(
-    register: Register, *, chain: tuple[identity.Certificate, ...], wall: Callable[[], float], trust_domain: str
-) -> Refused | None:
-    refused = identity.check(chain, register.node, wall(), trust_domain)
+async def _renewed(session: Session, answered: CertificateIssued | Refused) -> None:
+    if isinstance(answered, Refused):
+        await _refuse(session, answered)
+        return
+    await session.send(answered)
+    with trio.move_on_after(_HANG_UP_S):
+        await session.receive()  # the agent hangs up when it has it
+
+
+def _check(register: Register, chain: tuple[Certificate, ...], now: float, rules: Rules) -> Refused | None:
+    clock = register.clock or None
+    refused = identity.check(chain, register.node, now, rules, clock=clock)
     if refused is None and abs(register.protocol - PROTOCOL) > 1:
         older = "agent" if register.protocol < PROTOCOL else "control plane"
         remedy = f"upgrade the {older}"
         return Refused("protocol version", str(PROTOCOL), str(register.protocol), str(chain[0]), remedy)
     return refused
+
+
+def _no_renewal(chain: tuple[Certificate, ...]) -> Refused:
+    wanted = "a certificate from whoever issues them here"
+    remedy = "this control plane issues none (server.yaml has no link.issuing): have one issued, as the first one was"
+    return Refused("renewal", wanted, "a request to renew it", str(chain[0]), remedy)
 
 
 def _not_register(first: Message | Unknown) -> Refused:

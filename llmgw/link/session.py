@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import contextlib
+import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
 import trio
+from trio.lowlevel import RunVar
 
 from llmgw.errors import PeerError
-from llmgw.link.codec import Unknown
+from llmgw.link.codec import MalformedError, Unknown
+from llmgw.link.flood import Pace
+from llmgw.link.identity import Certificate
 from llmgw.link.messages import Message, Refused
 from llmgw.link.protocol import DEFAULT_LIMITS, LinkLimits, LinkProtocol, Role
 from llmgw.link.tls import alert, explain
@@ -20,6 +24,17 @@ _GOODBYE_S = 0.3
 _CLOSE_S = 0.2
 _REFUSAL_S = 1.0
 _READER_FIRST_S = 0.5
+_LATE_S = 0.5
+_TURN_AWAY_S = 1.0
+
+_LARGE_BYTES = 100_000
+"""From here a message is decoded in a thread: four megabytes take a fifth of a second, and nobody else must wait."""
+
+_SMALL_BYTES = 500
+_SMALL_S = 0.0001
+"""What so few bytes are taken to cost: to ask the clock costs as much."""
+
+_decoding: RunVar[trio.CapacityLimiter] = RunVar("_decoding")
 _NAMES = {Role.AGENT: "agent", Role.SERVER: "control plane"}
 
 
@@ -29,6 +44,10 @@ class PeerGone(PeerError):
     def __init__(self, thing: str, reason: str, remedy: str = "", *, alert: str | None = None) -> None:
         super().__init__(thing, reason, remedy)
         self.alert = alert
+
+
+class Unreached(PeerGone):
+    """Nobody took the connection: the address is not listened on, or no packet comes through."""
 
 
 class LinkRefused(PeerError):
@@ -43,21 +62,25 @@ class LinkRefused(PeerError):
 class Session:
     """An open link, usable inside the scope of :func:`open_session`.
 
-    ``peer`` is the id of the node or the control plane at the other end, ``remote`` its address for people.
+    ``peer`` is the id of the node or the control plane at the other end, ``remote`` its address for people; ``chain``
+    is what an agent showed, where the control plane has it.
     Several tasks may send; one receives.
     """
 
     def __init__(self, stream: trio.abc.Stream, role: Role, peer: str, remote: str, limits: LinkLimits) -> None:
         self.peer = peer
         self.remote = remote
+        self.chain: tuple[Certificate, ...] = ()
         self._stream = stream
         self._limits = limits
         self._protocol = LinkProtocol(role, trio.current_time(), limits)
-        self._changed = trio.lowlevel.ParkingLot()
+        self._changed = trio.lowlevel.ParkingLot()  # a message, an end, or the beginning
+        self._room = trio.lowlevel.ParkingLot()
         self._to_write = trio.lowlevel.ParkingLot()
         self._writer_gone = trio.Event()
         self._write_is_whole = True
         self._alert: str | None = None
+        self._pace = Pace(trio.current_time())
 
     async def send(self, message: Message) -> None:
         """Queue a message, waiting for room if the other end is slow; a cancelled call has queued nothing.
@@ -68,7 +91,7 @@ class Session:
         with trio.move_on_after(self._limits.send_s):
             await trio.lowlevel.checkpoint()
             while not self._protocol.room and self._protocol.ended is None:
-                await self._changed.park()
+                await self._room.park()
         if not self._protocol.room:
             self.close(f"the other end took nothing for {self._limits.send_s:g} s")
             raise self._failure()
@@ -83,15 +106,57 @@ class Session:
         """
         await trio.lowlevel.checkpoint()
         while True:
-            message = self._protocol.take()
-            self._to_write.unpark_all()  # taking gives the sender's window back
-            if isinstance(message, Refused):
-                raise LinkRefused(self._thing, message)
-            if message is not None:
-                return message
+            if (payload := self._protocol.first()) is not None:
+                message, cost_s = await self._decode(payload)
+                await self._charge(cost_s)
+                self._protocol.took(message)
+                self._stir()  # taking gives the sender's window back
+                if isinstance(message, Refused):
+                    raise LinkRefused(self._thing, message)
+                if not isinstance(message, MalformedError):
+                    return message
             if self._protocol.ended is not None:
                 raise self._failure()
             await self._changed.park()
+
+    async def _decode(self, payload: bytes) -> tuple[Message | Unknown | MalformedError, float]:
+        """What it says, and the processor time that it took to see that."""
+
+        def decode() -> tuple[Message | Unknown | MalformedError, float]:
+            began = time.thread_time()
+            try:
+                message: Message | Unknown | MalformedError = self._protocol.decode(payload)
+            except MalformedError as malformed:
+                message = malformed
+            return message, time.thread_time() - began
+
+        if len(payload) <= _SMALL_BYTES:
+            with contextlib.suppress(MalformedError):
+                return self._protocol.decode(payload), _SMALL_S
+        if len(payload) < _LARGE_BYTES:
+            return decode()
+        try:
+            limiter = _decoding.get()
+        except LookupError:
+            limiter = trio.CapacityLimiter(1)
+            _decoding.set(limiter)
+        return await trio.to_thread.run_sync(decode, abandon_on_cancel=True, limiter=limiter)
+
+    async def _charge(self, cost_s: float) -> None:
+        """Let a peer that takes more than its share of the time wait."""
+        if (wait_s := self._pace.spent(cost_s, trio.current_time())) > 0:
+            await trio.sleep(wait_s)
+
+    async def receive_within(self, seconds: float) -> Message | Unknown:
+        """As :meth:`receive`, and ends the link when no message comes in this time.
+
+        The other end may answer PINGs and be stuck all the same.
+        """
+        for wait_s in (seconds, _LATE_S):  # the second look is for a process that itself stood still
+            with trio.move_on_after(wait_s):
+                return await self.receive()
+        self.close(f"no message came for {seconds:g} s")
+        raise self._failure()
 
     async def refuse(self, refused: Refused) -> None:
         """Control plane, before its first message: tell the agent why not, and see that it has heard.
@@ -121,8 +186,13 @@ class Session:
         return PeerGone(self._thing, ended.reason if ended else "is not open", alert=self._alert)
 
     def _stir(self) -> None:
-        self._changed.unpark_all()
-        self._to_write.unpark_all()
+        """Wake those whom the protocol's new state may concern: a thousand sessions are woken for nothing otherwise."""
+        if self._protocol.ended is not None:
+            self._changed.unpark_all()
+        if self._protocol.ended is not None or self._protocol.room:
+            self._room.unpark_all()
+        if self._protocol.ended is not None or self._protocol.to_write:
+            self._to_write.unpark_all()
 
     async def _wait_opened(self) -> None:
         await trio.lowlevel.checkpoint()
@@ -141,9 +211,13 @@ class Session:
                 self._protocol.lost(explain(broken))
             else:
                 if data:
-                    self._protocol.receive(bytes(data), trio.current_time())
-                else:
-                    self._protocol.lost("the connection was cut")
+                    began = time.thread_time() if len(data) > _SMALL_BYTES else None
+                    if self._protocol.receive(bytes(data), trio.current_time()):
+                        self._changed.unpark_all()
+                    self._stir()
+                    await self._charge(_SMALL_S if began is None else time.thread_time() - began)
+                    continue
+                self._protocol.lost("the connection was cut")
             self._stir()
 
     async def _write(self) -> None:
@@ -170,7 +244,8 @@ class Session:
             self._write_is_whole = False
             await self._stream.send_all(data)
             self._write_is_whole = True
-            self._changed.unpark_all()  # there may be room for messages again
+            if self._protocol.room or self._protocol.ended is not None:
+                self._room.unpark_all()
 
     async def _watch(self) -> None:
         while True:
@@ -184,6 +259,19 @@ class Session:
         if self._write_is_whole and (rest := self._protocol.data_to_send()):
             with contextlib.suppress(trio.BrokenResourceError):
                 await self._stream.send_all(rest)
+
+
+async def turn_away(stream: trio.abc.Stream, reason: str) -> None:
+    """Control plane: end a connection before anything of it is looked at, and say why. Takes a second at most."""
+    await trio.lowlevel.checkpoint()
+    protocol = LinkProtocol(Role.SERVER, trio.current_time())
+    protocol.overload(reason)
+    with trio.move_on_after(_TURN_AWAY_S), contextlib.suppress(trio.BrokenResourceError):
+        await stream.send_all(protocol.data_to_send())
+        # Our own close must not overtake it.
+        while await stream.receive_some(_READ_BYTES):
+            pass
+    await trio.aclose_forcefully(stream)
 
 
 @asynccontextmanager

@@ -14,6 +14,8 @@ from llmgw.link import keyfile
 from llmgw.settings.daemon import TlsFiles
 
 ALPN = "h2"
+JOIN_ALPN = "llmgw-join/1"
+"""What a client offers that has no certificate yet and wants one."""
 
 _NO_CHECK_TIME = 0x200000
 """``X509_V_FLAG_NO_CHECK_TIME`` of OpenSSL's x509_vfy.h; Python passes flags that it has no name for."""
@@ -47,9 +49,40 @@ def server_context(files: TlsFiles) -> ssl.SSLContext:
 
 
 def client_context(files: TlsFiles) -> ssl.SSLContext:
-    """What an agent connects with: checks the control plane's chain, dates and host name."""
+    """What an agent connects with: checks the control plane's chain and host name.
+
+    Dates are let through here too, so that a clock that is wrong can be told from a certificate that is:
+    :func:`llmgw.link.identity.server_fault` looks at them before anything is said.
+    """
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
     _load(context, files)
+    context.verify_flags |= ssl.VerifyFlags(_NO_CHECK_TIME)
+    return context
+
+
+def joining_server_context(files: TlsFiles) -> ssl.SSLContext:
+    """What the control plane meets those with who have no certificate yet. Raises :class:`OperatorError`."""
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    _load(context, files)
+    context.set_alpn_protocols([JOIN_ALPN])
+    context.num_tickets = 0
+    return context
+
+
+def joining_context(ca: str | None) -> ssl.SSLContext:
+    """What a node joins with: checks host name and chain against this CA (PEM).
+
+    Without one nothing is checked: only for asking what CAs there are, and never for saying anything.
+    """
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+    context.minimum_version = ssl.TLSVersion.TLSv1_3
+    context.set_alpn_protocols([JOIN_ALPN])
+    if ca is None:
+        context.check_hostname = False
+        context.verify_mode = ssl.CERT_NONE
+    else:
+        context.verify_flags |= ssl.VerifyFlags.VERIFY_X509_PARTIAL_CHAIN | ssl.VerifyFlags(_NO_CHECK_TIME)
+        context.load_verify_locations(cadata=ca)
     return context
 
 
@@ -76,7 +109,7 @@ def _load(context: ssl.SSLContext, files: TlsFiles) -> None:
         raise OperatorError(files.certificate, reason) from cause
 
 
-async def handshake(stream: TlsStream, thing: str, within_s: float) -> None:
+async def handshake(stream: TlsStream, thing: str, within_s: float, alpn: str = ALPN) -> None:
     """Shake hands, or raise :class:`TlsError` about ``thing`` after telling the other end why.
 
     Cancelled or failed, the stream is of no further use; the caller closes it.
@@ -93,8 +126,9 @@ async def handshake(stream: TlsStream, thing: str, within_s: float) -> None:
     if broke is not None:
         await deliver_alert(stream)
         raise TlsError(thing, explain(broke), alert=alert(broke)) from broke
-    if stream.selected_alpn_protocol() != ALPN:
-        raise TlsError(thing, "the other end does not speak HTTP/2", "check the address: is it the link's listener?")
+    if stream.selected_alpn_protocol() != alpn:
+        what = "HTTP/2" if alpn == ALPN else f"{alpn}: nothing can join there"
+        raise TlsError(thing, f"the other end does not speak {what}", "check the address: is it the link's listener?")
 
 
 async def deliver_alert(stream: TlsStream) -> None:

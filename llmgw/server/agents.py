@@ -11,59 +11,120 @@ from attrs import define, field
 from llmgw import __version__
 from llmgw.errors import OperatorError, PeerError
 from llmgw.link.codec import Unknown, UnsendableError
+from llmgw.link.identity import Certificate
 from llmgw.link.messages import (
     PROTOCOL,
+    CertificateIssued,
     Command,
     CommandResult,
     EnginesChanged,
     ForgetShard,
     HardwareChanged,
     Heartbeat,
+    HeartbeatSeen,
+    IdentityHeld,
     JobStatus,
     LookForWeights,
     NotUnderstood,
+    Refused,
     Register,
+    RenewalRefused,
+    RenewCertificate,
     RunJob,
     ServerMessage,
     ShardStatus,
     StartShard,
+    TrustBundle,
     WeightsFound,
     Welcome,
 )
 from llmgw.link.session import Session
+from llmgw.server.admission import Presence, admit
 from llmgw.server.cluster import Cluster
+from llmgw.server.identities import Granted, Identities
 from llmgw.server.jobs import Jobs
 from llmgw.store.api import NodeRow, Store
 from llmgw.telemetry.logging import logger
 
-_REMEMBER_HEARD_S = 30.0
+_REMEMBER_HEARD_S = 300.0
 """A heartbeat alone is written down this often: after a restart silence counts from the restart anyway."""
 
 _FORGET_AGAIN_S = 60.0
 """What an agent cannot forget yet is asked again after this time."""
 
+_SENT = 1000
+"""So many commands of a session are remembered, those longest not asked for forgotten first: they come for months."""
+
+_QUEUED = 200
+"""Beyond these nothing is queued for an agent that does not read; a later pass sends what it still wants."""
+
+_REFUSING_S = 0.4
+_PAST_S = 0.01
+_LONGEST_LOOK_S = 3600.0
+"""Clocks are set: when a certificate ends is worked out anew now and then."""
+
+_SILENT_BEATS = 5
+_PATIENCE_S = 15.0
+"""An agent that lets so many heartbeats go by, and at least this long, has no session; it may answer PINGs."""
+
 
 @define(eq=False)
 class _NodeSession:
     session: Session
-    boot_id: str
+    presence: Presence
     replaced: trio.CancelScope
+    chain: tuple[Certificate, ...] = ()
+    granted: Granted | None = None
+    look: trio.Event = field(factory=trio.Event)
     sent: dict[str, Command] = field(factory=dict)
     again: dict[str, float] = field(factory=dict)
     hardware: int = 0
     queue: list[ServerMessage] = field(factory=list)
     ready: trio.Event = field(factory=trio.Event)
 
+    @property
+    def full(self) -> bool:
+        return len(self.queue) >= _QUEUED
+
     def put(self, message: ServerMessage) -> None:
         self.queue.append(message)
         self.ready.set()
+
+    def answer(self, message: HeartbeatSeen | NotUnderstood) -> None:
+        """Queue what the agent can do without, should it be one that asks much and reads nothing."""
+        if not self.full:
+            self.put(message)
+
+    def command(self, command: Command, now: float) -> None:
+        """Queue a command, unless this session has sent it already."""
+        name = command.command
+        known = self.sent.pop(name, None)
+        if known is None or now >= self.again.get(name, math.inf):
+            if self.full:
+                return
+            self.again.pop(name, None)
+            self.put(command)
+            known = command
+        self.sent[name] = known  # again at the end
+        if len(self.sent) > _SENT:
+            longest = next(iter(self.sent))
+            del self.sent[longest]
+            self.again.pop(longest, None)
 
 
 class Agents:
     """Sessions by node. Commands are level-triggered: what a session did not carry is sent by a later pass."""
 
-    def __init__(self, cluster: Cluster, store: Store, clock: Callable[[], float], jobs: Jobs | None = None) -> None:
+    def __init__(
+        self,
+        cluster: Cluster,
+        store: Store,
+        clock: Callable[[], float],
+        jobs: Jobs | None = None,
+        identities: Identities | None = None,
+    ) -> None:
         self._jobs = jobs
+        self._identities = identities
         self._cluster = cluster
         self._store = store
         self._clock = clock
@@ -75,11 +136,9 @@ class Agents:
         known = self._sessions.get(node)
         if known is None:
             return
+        now = self._clock()
         for command in commands:
-            if command.command not in known.sent or self._clock() >= known.again.get(command.command, math.inf):
-                known.again.pop(command.command, None)
-                known.sent[command.command] = command
-                known.put(command)
+            known.command(command, now)
 
     def ask_for_weights(self) -> None:
         """Tell nodes which weights the catalog names, where that is news to them."""
@@ -88,15 +147,33 @@ class Agents:
             if (names := self._cluster.ask_for_weights(node, now)) is not None:
                 mine.put(LookForWeights(names))
 
+    def look_again(self) -> None:
+        """Who may be a node, or what nodes are to trust, has changed: every session is checked and told."""
+        for mine in self._sessions.values():
+            mine.look.set()
+
+    def connected(self, node: str) -> bool:
+        """Whether this node has a session."""
+        return node in self._sessions
+
     async def serve(self, session: Session, register: Register) -> None:
         """One node's session, from its registration to its end. Cancelling it ends the session."""
         node = register.node
-        if (older := self._sessions.get(node)) is not None:
+        presence = Presence(session.remote, register.boot_id, register.installation, self._clock())
+        older = self._sessions.get(node)
+        shown = str(session.chain[0]) if session.chain else "none"
+        if (refused := admit(node, None if older is None else older.presence, presence, shown)) is not None:
+            self._log.error("a second agent of one node", node=node, remote=session.remote, found=refused.found)
+            if self._identities is not None:
+                self._identities.turned_away(session.remote, node, refused)
+            await session.refuse(refused)
+            return
+        if older is not None:
             self._log.warning("session replaced", node=node, old=older.session.remote, new=session.remote)
             older.replaced.cancel(reason=f"node {node} connected again from {session.remote}")
         reason = "closed by the agent"
         with trio.CancelScope() as replaced:
-            mine = _NodeSession(session, register.inventory.host.boot_id, replaced)
+            mine = _NodeSession(session, presence, replaced, session.chain)
             self._sessions[node] = mine
             try:
                 await self._remember(self._cluster.register(register, self._clock()))
@@ -119,15 +196,47 @@ class Agents:
                 )
                 if self._jobs is not None:
                     self.dispatch(node, await self._jobs.registered(node, register.jobs))
-                async with trio.open_nursery() as nursery:
-                    nursery.start_soon(self._send, mine)
-                    reason = await self._receive(node, mine)
-                    nursery.cancel_scope.cancel(reason="session ended")
+                reason = await self._talk(node, mine)
             finally:
                 if self._sessions.get(node) is mine:
                     del self._sessions[node]
                     self._cluster.disconnected(node, reason)
                     self._log.info("session ended", node=node, reason=reason)
+
+    async def _talk(self, node: str, mine: _NodeSession) -> str:
+        """Send and receive until the session ends or must end; returns why it did."""
+        reason = ""
+        async with trio.open_nursery() as nursery:
+
+            async def receive() -> None:
+                nonlocal reason
+                reason = await self._receive(node, mine)
+                nursery.cancel_scope.cancel(reason="session ended")
+
+            nursery.start_soon(self._send, mine)
+            nursery.start_soon(receive)
+            if self._identities is not None and mine.chain:
+                await self._identities.connected(node, mine.chain)
+                refused = await self._until_refused(node, mine, self._identities)
+                with trio.move_on_after(_REFUSING_S):
+                    await mine.session.send(refused)
+                reason = f"refused because of the {refused.claim}: {refused.found}"
+                nursery.cancel_scope.cancel(reason=reason)
+        return reason
+
+    async def _until_refused(self, node: str, mine: _NodeSession, identities: Identities) -> Refused:
+        """Tell the node what to trust, now and when it changes, until it may not be this node any more."""
+        told: TrustBundle | None = None
+        while True:
+            mine.look = trio.Event()
+            if (refused := identities.check(node, mine.session.chain, mine.chain)) is not None:
+                return refused
+            if (bundle := identities.trust_bundle(node)) != told:
+                told = bundle
+                mine.put(bundle)
+            ends = min(c.not_after for c in mine.chain)
+            with trio.move_on_after(min(max(ends - self._clock(), 0.0) + _PAST_S, _LONGEST_LOOK_S)):
+                await mine.look.wait()
 
     async def _send(self, mine: _NodeSession) -> None:
         while True:
@@ -147,14 +256,16 @@ class Agents:
         stored_at = self._clock()
         while True:
             try:
-                message = await mine.session.receive()
+                beat_s = self._cluster.settings.liveness.heartbeat_s
+                message = await mine.session.receive_within(max(_PATIENCE_S, _SILENT_BEATS * beat_s))
             except PeerError as gone:
                 return gone.reason
             now = self._clock()
             self._cluster.heard(node, now)
             row: NodeRow | None = None
             match message:
-                case Heartbeat(loads=loads):
+                case Heartbeat(sequence=sequence, loads=loads):
+                    mine.answer(HeartbeatSeen(sequence))
                     self._cluster.worked(node, loads)
                     if now - stored_at > _REMEMBER_HEARD_S:
                         row = self._cluster.row(node)
@@ -177,18 +288,36 @@ class Agents:
                         await self._jobs.reported(node, report)
                 case EnginesChanged():
                     row = self._cluster.engines(node, message)
+                case RenewCertificate() if self._identities is not None:
+                    mine.put(await self._renewed(node, mine, message, self._identities))
+                case IdentityHeld() if self._identities is not None:
+                    if mine.granted is not None and message.serial == f"{mine.granted.chain[0].serial:x}":
+                        mine.chain, mine.granted = mine.granted.chain, None
+                    await self._identities.holds(node, message, mine.chain)
+                    mine.look.set()
                 case CommandResult():
                     await self._job_result(mine, message)
                     row = self._result(node, mine, message, now)
                 case NotUnderstood(tag=tag):
                     self._log.warning("agent does not understand a message", node=node, tag=tag)
                 case Unknown(tag=tag):
-                    mine.put(NotUnderstood(tag))
+                    mine.answer(NotUnderstood(tag))
                 case _:
                     self._log.warning("unexpected message", node=node, kind=type(message).__name__)
             if row is not None:
                 stored_at = now
                 await self._remember(row)
+
+    async def _renewed(
+        self, node: str, mine: _NodeSession, message: RenewCertificate, identities: Identities
+    ) -> CertificateIssued | RenewalRefused:
+        """The answer to a node that wants a new certificate."""
+        granted = await identities.renew(node, message, mine.session.remote)
+        if isinstance(granted, RenewalRefused):
+            self._log.warning("certificate not renewed", node=node, reason=granted.reason)
+            return granted
+        mine.granted = granted
+        return granted.message
 
     async def _remember(self, row: NodeRow) -> None:
         """Write a node's row down, and what it teaches.

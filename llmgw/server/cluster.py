@@ -192,6 +192,14 @@ class Cluster:
         self._woken()
         return self._rows[node]
 
+    def forget(self, node: str) -> bool:
+        """The node is gone for good: what was placed there is placed elsewhere. Whether it was known."""
+        self._left.pop(node, None)
+        self._seen.pop(node, None)
+        known = self._rows.pop(node, None) is not None
+        self._woken()
+        return known
+
     def disconnected(self, node: str, reason: str) -> None:
         """The node's session ended. It counts as connected until it was silent for long enough."""
         self._links.pop(node, None)

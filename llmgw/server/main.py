@@ -23,6 +23,8 @@ from llmgw.router.table import Table
 from llmgw.router.worker import RouterWorker
 from llmgw.server.agents import Agents
 from llmgw.server.cluster import Cluster, remembered
+from llmgw.server.identities import Identities
+from llmgw.server.identity_admin import IdentityAdmin
 from llmgw.server.jobs import Jobs
 from llmgw.server.reconcile import Reconciler
 from llmgw.server.registry import table
@@ -31,6 +33,7 @@ from llmgw.server.status import Status
 from llmgw.settings.daemon import ServerConfig
 from llmgw.store.api import Store
 from llmgw.store.folder import held
+from llmgw.store.identity import IdentityStore
 from llmgw.store.sqlite import SqliteStore
 from llmgw.telemetry.logging import configure, logger
 from llmgw.telemetry.metrics import ControlPlaneMetrics
@@ -51,15 +54,16 @@ def run(config: ServerConfig) -> None:
 async def _main(config: ServerConfig) -> None:
     with held(Path(config.state_dir), "server"), first_error():
         async with SqliteStore(Path(config.state_dir) / "llmgw.db") as store:
-            await Server(config, store).run()
+            await Server(config, store, store.identities).run()
 
 
 class Server:
     """One run of the daemon over an open store."""
 
-    def __init__(self, config: ServerConfig, store: Store) -> None:
+    def __init__(self, config: ServerConfig, store: Store, identity_store: IdentityStore) -> None:
         self._config = config
         self._store = store
+        self._identity_store = identity_store
         self._log = logger("server")
         self._stopping = trio.Event()
         self._reload = trio.Event()
@@ -85,7 +89,11 @@ class Server:
             lambda node, commands: agents.dispatch(node, commands), time.time,
         )  # fmt: skip
         await jobs.load()
-        agents = Agents(cluster, self._store, time.time, jobs)
+        identities: Identities | None = None
+        if control_plane and self._config.link is not None:
+            identities = Identities(self._config.link, self._identity_store, time.time, lambda: agents.look_again())
+            await identities.load()
+        agents = Agents(cluster, self._store, time.time, jobs, identities)
         reconciler = Reconciler(cluster, self._store, agents, router.push, time.time, metrics, int(started))
         status = Status(cluster, self._store, router, metrics, revision, __version__, time.time)
         listener = listen_admin(self._config.admin.listen)
@@ -99,15 +107,19 @@ class Server:
                 # The router starts before the link: an adopted one gets its table from what the store remembers.
                 router.on_load(lambda load: cluster.loaded(load, time.time()))
                 await services.start(router.run)
-                await services.start(serve_admin, app(status, token, jobs), listener)
+                people = None if identities is None else IdentityAdmin(identities, cluster, agents, time.time)
+                await services.start(serve_admin, app(status, token, jobs, people), listener)
                 async with trio.open_nursery() as control:
                     if control_plane:
                         assert self._config.link is not None
-                        await control.start(partial(serve_link, self._config.link, agents.serve))
+                        assert identities is not None
+                        control.start_soon(identities.run)
+                        gate = identities.gate()
+                        await control.start(partial(serve_link, self._config.link, agents.serve, gate=gate))
                         # Only from here on: a start that takes its time is nobody's silence.
                         cluster.listens(time.time())
                         control.start_soon(reconciler.run)
-                    control.start_soon(self._reloads, settings_file, cluster, status, reconciler)
+                    control.start_soon(self._reloads, settings_file, cluster, status, identities)
                     self._log.info(
                         "ready",
                         version=__version__,
@@ -147,10 +159,18 @@ class Server:
                     self._log.info("stopping", signal=self._signal)
                     self._stopping.set()
 
-    async def _reloads(self, file: SettingsFile, cluster: Cluster, status: Status, reconciler: Reconciler) -> None:
+    async def _reloads(
+        self,
+        file: SettingsFile,
+        cluster: Cluster,
+        status: Status,
+        identities: Identities | None,
+    ) -> None:
         while True:
             await self._reload.wait()
             self._reload = trio.Event()
+            if identities is not None:
+                identities.wake()
             try:
                 settings, revision = await file.load(time.time(), "SIGHUP")
             except OperatorError as wrong:

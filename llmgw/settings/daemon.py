@@ -75,12 +75,33 @@ class AdminListener:
 
 
 @frozen
+class Issuing:
+    """What the control plane needs to issue certificates itself: to nodes that join, and to renew.
+
+    ``ca`` is the folder that ``llmgw ca init`` made. Certificates are for ``node_hours``; one that expired at most
+    ``renew_expired_days`` ago may still be renewed, and do nothing else.
+    """
+
+    ca: str
+    node_hours: float = 24.0
+    renew_expired_days: float = 7.0
+
+
+@frozen
 class LinkListener:
-    """Where agents connect."""
+    """Where agents connect.
+
+    Without ``issuing`` certificates come from elsewhere: nothing joins and nothing is renewed over the link. With
+    ``nodes`` no other node gets in, whatever its certificate says. One address holds at most
+    ``connections_per_address`` connections open.
+    """
 
     tls: TlsFiles
     listen: Address = Address("127.0.0.1", 8443)
     trust_domain: str = "llmgw.local"
+    issuing: Issuing | None = None
+    nodes: tuple[str, ...] | None = None
+    connections_per_address: int = 200
 
 
 @frozen

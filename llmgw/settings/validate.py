@@ -15,7 +15,7 @@ import attrs
 from llmgw.hardware.fabric import FabricRule
 from llmgw.hardware.gpu import compute_capability
 from llmgw.settings.catalog import EngineKind, Model, Profile
-from llmgw.settings.daemon import Address, AgentConfig, ServerConfig
+from llmgw.settings.daemon import Address, AgentConfig, LinkListener, ServerConfig
 from llmgw.settings.document import Liveness, RouterSettings, Settings, WeightsRules
 from llmgw.settings.faults import Path
 from llmgw.settings.memory import memory_faults
@@ -257,6 +257,7 @@ def server_faults(config: ServerConfig) -> Iterator[Rule]:
     if config.link is not None:
         listeners["link"] = config.link.listen
         yield from _trust_domain(config.link.trust_domain, ("link", "trust_domain"))
+        yield from _at(("link",), _link(config.link))
     taken: dict[Address, str] = {}
     for name, address in listeners.items():
         yield from _at((name, "listen"), _listener(address))
@@ -265,6 +266,20 @@ def server_faults(config: ServerConfig) -> Iterator[Rule]:
         taken[address] = name
     if config.router.drain_s < 0:
         yield ("router", "drain_s"), f"expected at least 0 seconds, found {config.router.drain_s:g}", ""
+
+
+def _link(link: LinkListener) -> Iterator[Rule]:
+    for index, node in enumerate(link.nodes or ()):
+        if not NODE_ID.fullmatch(node):
+            yield ("nodes", index), f"{node!r} is not a node id", "use up to 64 letters, digits and . _ -"
+    if link.issuing is None:
+        return
+    if not 0.1 <= link.issuing.node_hours <= 8760:
+        hours = link.issuing.node_hours
+        yield ("issuing", "node_hours"), f"expected 0.1 to 8760 hours, found {hours:g}", "24 is usual"
+    if not 0 <= link.issuing.renew_expired_days <= 30:
+        days = link.issuing.renew_expired_days
+        yield ("issuing", "renew_expired_days"), f"expected 0 to 30 days, found {days:g}", "0 switches it off"
 
 
 def _trust_domain(name: str, path: Path) -> Iterator[Rule]:

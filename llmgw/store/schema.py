@@ -85,6 +85,54 @@ STEPS: tuple[str, ...] = (
     ) STRICT, WITHOUT ROWID;
     CREATE INDEX decision_of_other ON decision_other (node, decision);
     """,
+    """
+    CREATE TABLE join_token (
+        id TEXT PRIMARY KEY,
+        node TEXT NOT NULL,
+        digest TEXT NOT NULL,
+        created REAL NOT NULL,
+        expires REAL NOT NULL,
+        by TEXT NOT NULL,
+        used REAL NOT NULL,
+        used_key TEXT NOT NULL,
+        used_from TEXT NOT NULL,
+        revoked REAL NOT NULL
+    ) STRICT, WITHOUT ROWID;
+    CREATE TABLE issued (
+        serial TEXT PRIMARY KEY,
+        node TEXT NOT NULL,
+        key TEXT NOT NULL,
+        root TEXT NOT NULL,
+        not_after REAL NOT NULL,
+        at REAL NOT NULL
+    ) STRICT, WITHOUT ROWID;
+    CREATE INDEX issued_by_end ON issued (not_after);
+    CREATE TABLE held (
+        node TEXT PRIMARY KEY,
+        serial TEXT NOT NULL,
+        key TEXT NOT NULL,
+        root TEXT NOT NULL,
+        not_after REAL NOT NULL,
+        cas TEXT,
+        at REAL NOT NULL
+    ) STRICT, WITHOUT ROWID;
+    CREATE TABLE denied (
+        kind TEXT NOT NULL,
+        value TEXT NOT NULL,
+        reason TEXT NOT NULL,
+        by TEXT NOT NULL,
+        at REAL NOT NULL,
+        PRIMARY KEY (kind, value)
+    ) STRICT, WITHOUT ROWID;
+    CREATE TABLE identity_event (
+        id INTEGER PRIMARY KEY AUTOINCREMENT,
+        at REAL NOT NULL,
+        kind TEXT NOT NULL,
+        node TEXT NOT NULL,
+        by TEXT NOT NULL,
+        detail TEXT NOT NULL
+    ) STRICT;
+    """,
 )
 """Step n takes the schema from version n to n + 1. A step that was ever released is never changed."""
 

@@ -22,6 +22,7 @@ from llmgw.store import learned
 from llmgw.store.api import JobRow, NodeRow, PassRecord, SettingsRevision, StoredDecision
 from llmgw.store.rows import from_text, to_text
 from llmgw.store.schema import APPLICATION_ID, STEPS, VERSION
+from llmgw.store.sqlite_identity import SqliteIdentityStore
 
 _Result = TypeVar("_Result")
 
@@ -138,6 +139,11 @@ class SqliteStore:
             return work(self._connection)
         except sqlite3.Error as failed:
             raise self._said(failed) from failed
+
+    @property
+    def identities(self) -> SqliteIdentityStore:
+        """Who may be a node, in the same file."""
+        return SqliteIdentityStore(self._read, self._write)
 
     async def cluster(self) -> str:
         """The cluster's id."""

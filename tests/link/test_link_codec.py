@@ -10,6 +10,8 @@ from hypothesis import strategies as st
 
 from llmgw.link.codec import (
     DOWN,
+    JOIN_ANSWERS,
+    JOINING,
     UP,
     MalformedError,
     MessageBuffer,
@@ -18,7 +20,7 @@ from llmgw.link.codec import (
     decode,
     encode,
 )
-from llmgw.link.messages import Heartbeat, NotUnderstood, ShardStatus
+from llmgw.link.messages import AskBundle, Heartbeat, Join, NotUnderstood, ShardStatus
 from tests.link.samples import REFUSED, WELCOME, register, report, values
 
 
@@ -40,12 +42,15 @@ def test_what_is_sent_is_what_arrives(message: object) -> None:
 def test_tags_are_what_other_versions_expect() -> None:
     assert set(UP) == {
         "register", "heartbeat", "hardware-changed", "weights-found", "shard-status", "job-status", "engines-changed",
-        "command-result", "not-understood",
+        "command-result", "not-understood", "identity-held", "renew-certificate",
     }  # fmt: skip
     assert set(DOWN) == {
         "welcome", "refused", "look-for-weights", "start-shard", "drain-shard", "stop-shard", "forget-shard", "run-job",
-        "cancel-job", "not-understood",
+        "cancel-job", "not-understood", "not-leader", "heartbeat-seen", "trust-bundle", "certificate-issued", "renewal-refused",
     }  # fmt: skip
+    assert set(JOINING) == {"ask-bundle", "join"}
+    assert set(JOIN_ANSWERS) == {"bundle", "joined", "refused"}
+    assert not {Join, AskBundle} & {*UP.values(), *DOWN.values()}, "who joins cannot speak on the link, nor the reverse"
     assert json.loads(encode(Heartbeat(7))[4:]) == {"type": "heartbeat", "sequence": 7, "loads": []}
 
 
@@ -115,8 +120,9 @@ def test_any_split_of_the_bytes_gives_the_same_messages(messages: list[object], 
         size = data.draw(st.integers(1, len(stream)))
         buffer.feed(stream[:size])
         stream = stream[size:]
-        while (payload := buffer.take()) is not None:
+        while (payload := buffer.first()) is not None:
             taken.append(decode(payload, {**UP, **DOWN}))
+            buffer.drop()
     assert taken == messages
     assert len(buffer) == 0
 
@@ -133,7 +139,7 @@ def test_the_second_length_is_checked_too() -> None:
     buffer = MessageBuffer(1000)
     buffer.feed(struct.pack(">I", 2) + b"{}" + struct.pack(">I", 5000))
     with pytest.raises(MalformedError, match="5000"):
-        buffer.take()
+        buffer.drop()
 
 
 def test_secrets_do_not_show_in_text() -> None:

@@ -4,15 +4,16 @@ from attrs import evolve
 from hypothesis import given
 from hypothesis import strategies as st
 
-from llmgw.link.identity import CLIENT_AUTH, SERVER_AUTH, Certificate, check, is_id
+from llmgw.link.identity import CLIENT_AUTH, SERVER_AUTH, Certificate, Rules, check, is_id
 
 NOW = 1_800_000_000.0
+RULES = Rules("t")
 LEAF = Certificate("CN=n1", "CN=ca", 7, NOW - 10, NOW + 10, ("URI:spiffe://t/llmgw/node/n1",), (CLIENT_AUTH,))
 ISSUER = Certificate("CN=ca", "CN=root", 8, NOW - 100, NOW + 100)
 
 
 def claim(leaf: Certificate = LEAF, issuer: Certificate = ISSUER, claimed: str = "n1") -> str | None:
-    refused = check((leaf, issuer), claimed, NOW, "t")
+    refused = check((leaf, issuer), claimed, NOW, RULES)
     if refused is None:
         return None
     assert refused.remedy
@@ -41,8 +42,8 @@ def test_each_wrong_one_by_its_claim() -> None:
     assert claim(evolve(LEAF, names=("URI:spiffe://t/llmgw/node/n1/x",))) == "identity"
     assert claim(claimed="n2") == "node id"
     assert claim(evolve(LEAF, fault="no extensions")) == "certificate"
-    assert check((), "n1", NOW, "t") is not None
-    assert check((LEAF,), "n1", NOW, "t") is not None
+    assert check((), "n1", NOW, RULES) is not None
+    assert check((LEAF,), "n1", NOW, RULES) is not None
 
 
 names = st.sampled_from(
@@ -57,7 +58,7 @@ certificates = st.builds(
 
 @given(st.lists(certificates, max_size=3), st.sampled_from(["n1", "n2", "", "../x"]))
 def test_nobody_gets_in_but_the_right_one(chain: list[Certificate], claimed: str) -> None:
-    if check(tuple(chain), claimed, NOW, "t") is not None:
+    if check(tuple(chain), claimed, NOW, RULES) is not None:
         return
     leaf = chain[0]
     assert len(chain) >= 2

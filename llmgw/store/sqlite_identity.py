@@ -1,0 +1,193 @@
+""":class:`llmgw.store.identity.IdentityStore` in the tables of :class:`llmgw.store.sqlite.SqliteStore`."""
+
+from __future__ import annotations
+
+import json
+import sqlite3
+from collections.abc import Callable
+from typing import Protocol, TypeVar
+
+import attrs
+
+from llmgw.store.identity import DenyRow, Event, HeldRow, IssuedRow, TokenRow
+
+_Result = TypeVar("_Result")
+
+_KEPT_EVENTS = 10_000
+_KEPT_TOKENS = 1_000
+_FORGOTTEN_S = 30 * 86400.0
+"""Certificates that expired longer ago are not remembered: not even a renewal would take them."""
+
+_ADD_TOKEN = "INSERT INTO join_token VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?)"  # noqa: S105 - no secret
+_DROP_TOKENS = """
+    DELETE FROM join_token WHERE id IN (SELECT id FROM join_token ORDER BY created DESC LIMIT -1 OFFSET ?)
+"""
+
+
+class Run(Protocol):
+    """Runs work on the connection, as a reading or as a transaction."""
+
+    async def __call__(self, work: Callable[[sqlite3.Connection], _Result]) -> _Result: ...
+
+
+class SqliteIdentityStore:
+    """Usable as long as the store is whose ``read`` and ``write`` these are."""
+
+    def __init__(self, read: Run, write: Run) -> None:
+        self._read = read
+        self._write = write
+
+    async def add_token(self, row: TokenRow, event: Event) -> None:
+        """Remember a new token."""
+
+        def work(connection: sqlite3.Connection) -> None:
+            connection.execute(_ADD_TOKEN, attrs.astuple(row))
+            connection.execute(_DROP_TOKENS, (_KEPT_TOKENS,))
+            _add_event(connection, event)
+
+        await self._write(work)
+
+    async def tokens(self) -> tuple[TokenRow, ...]:
+        """Every token, newest first."""
+
+        def work(connection: sqlite3.Connection) -> tuple[TokenRow, ...]:
+            found = connection.execute("SELECT * FROM join_token ORDER BY created DESC, id")
+            return tuple(TokenRow(*row) for row in found)
+
+        return await self._read(work)
+
+    async def token(self, token: str) -> TokenRow | None:
+        """The token with this id."""
+
+        def work(connection: sqlite3.Connection) -> TokenRow | None:
+            found = connection.execute("SELECT * FROM join_token WHERE id = ?", (token,)).fetchone()
+            return None if found is None else TokenRow(*found)
+
+        return await self._read(work)
+
+    async def use_token(self, token: str, key: str, remote: str, now: float, event: Event) -> bool:
+        """Mark a token used, if nobody has."""
+
+        def work(connection: sqlite3.Connection) -> bool:
+            changed = connection.execute(
+                "UPDATE join_token SET used = ?, used_key = ?, used_from = ?"
+                " WHERE id = ? AND used = 0 AND revoked = 0 AND expires > ?",
+                (now, key, remote, token, now),
+            ).rowcount
+            if changed:
+                _add_event(connection, event)
+            return changed == 1
+
+        return await self._write(work)
+
+    async def revoke_token(self, token: str, now: float, event: Event) -> bool:
+        """Revoke a token that was not used."""
+
+        def work(connection: sqlite3.Connection) -> bool:
+            asked = "UPDATE join_token SET revoked = ? WHERE id = ? AND used = 0 AND revoked = 0"
+            changed = connection.execute(asked, (now, token)).rowcount
+            if changed:
+                _add_event(connection, event)
+            return changed == 1
+
+        return await self._write(work)
+
+    async def issued(self, row: IssuedRow, event: Event) -> None:
+        """Remember a certificate."""
+
+        def work(connection: sqlite3.Connection) -> None:
+            connection.execute("INSERT INTO issued VALUES (?, ?, ?, ?, ?, ?)", attrs.astuple(row))
+            connection.execute("DELETE FROM issued WHERE not_after < ?", (row.at - _FORGOTTEN_S,))
+            _add_event(connection, event)
+
+        await self._write(work)
+
+    async def issued_serial(self, serial: str) -> IssuedRow | None:
+        """The certificate with this serial number."""
+
+        def work(connection: sqlite3.Connection) -> IssuedRow | None:
+            found = connection.execute("SELECT * FROM issued WHERE serial = ?", (serial,)).fetchone()
+            return None if found is None else IssuedRow(*found)
+
+        return await self._read(work)
+
+    async def held(self) -> tuple[HeldRow, ...]:
+        """What every node uses."""
+
+        def work(connection: sqlite3.Connection) -> tuple[HeldRow, ...]:
+            found = connection.execute("SELECT node, serial, key, root, not_after, cas, at FROM held ORDER BY node")
+            return tuple(
+                HeldRow(node, serial, key, root, not_after, None if cas is None else tuple(json.loads(cas)), at)
+                for node, serial, key, root, not_after, cas, at in found
+            )
+
+        return await self._read(work)
+
+    async def save_held(self, row: HeldRow) -> None:
+        """Replace what is known of a node."""
+        cas = None if row.cas is None else json.dumps(row.cas)
+        values = (row.node, row.serial, row.key, row.root, row.not_after, cas, row.at)
+        await self._write(lambda c: c.execute("INSERT OR REPLACE INTO held VALUES (?, ?, ?, ?, ?, ?, ?)", values))
+
+    async def denied(self) -> tuple[DenyRow, ...]:
+        """The deny list."""
+
+        def work(connection: sqlite3.Connection) -> tuple[DenyRow, ...]:
+            found = connection.execute("SELECT kind, value, reason, by, at FROM denied ORDER BY at, kind, value")
+            return tuple(DenyRow(*row) for row in found)
+
+        return await self._read(work)
+
+    async def deny(self, row: DenyRow, event: Event) -> None:
+        """Add an entry."""
+
+        def work(connection: sqlite3.Connection) -> None:
+            connection.execute("INSERT OR REPLACE INTO denied VALUES (?, ?, ?, ?, ?)", attrs.astuple(row))
+            _add_event(connection, event)
+
+        await self._write(work)
+
+    async def lift(self, kind: str, value: str, event: Event) -> bool:
+        """Remove an entry."""
+
+        def work(connection: sqlite3.Connection) -> bool:
+            gone = connection.execute("DELETE FROM denied WHERE kind = ? AND value = ?", (kind, value)).rowcount
+            if gone:
+                _add_event(connection, event)
+            return gone == 1
+
+        return await self._write(work)
+
+    async def forget_node(self, node: str, event: Event) -> bool:
+        """Remove a node's row and what it holds."""
+
+        def work(connection: sqlite3.Connection) -> bool:
+            gone = connection.execute("DELETE FROM node WHERE id = ?", (node,)).rowcount
+            gone += connection.execute("DELETE FROM held WHERE node = ?", (node,)).rowcount
+            if gone:
+                _add_event(connection, event)
+            return gone > 0
+
+        return await self._write(work)
+
+    async def add_event(self, event: Event) -> None:
+        """Remember an event."""
+        await self._write(lambda connection: _add_event(connection, event))
+
+    async def events(self, limit: int) -> tuple[Event, ...]:
+        """The newest events."""
+
+        def work(connection: sqlite3.Connection) -> tuple[Event, ...]:
+            found = connection.execute(
+                "SELECT at, kind, node, by, detail FROM identity_event ORDER BY id DESC LIMIT ?", (limit,)
+            )
+            return tuple(Event(*row) for row in found)
+
+        return await self._read(work)
+
+
+def _add_event(connection: sqlite3.Connection, event: Event) -> None:
+    made = connection.execute(
+        "INSERT INTO identity_event (at, kind, node, by, detail) VALUES (?, ?, ?, ?, ?)", attrs.astuple(event)
+    )
+    connection.execute("DELETE FROM identity_event WHERE id <= ?", ((made.lastrowid or 0) - _KEPT_EVENTS,))

@@ -1,0 +1,189 @@
+"""The admin API's routes for identities: join tokens, the deny list, which CAs nodes need, events, eviction."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable
+from typing import Any, Protocol
+
+import attrs
+import cattrs
+from attrs import frozen
+from cryptography import x509
+from starlette.requests import Request
+from starlette.routing import Route
+
+from llmgw.errors import OperatorError
+from llmgw.settings.convert import strict_converter
+from llmgw.store.identity import DenyRow, Event, HeldRow, TokenRow
+from llmgw.web.bodies import RefusedBody, json_of
+from llmgw.web.jobs import Guard
+from llmgw.web.source import Source
+
+_CONVERTER = strict_converter(forbid_unknown=True)
+
+
+@frozen
+class NodeNeed:
+    """A node that stands in the way of a step, and why."""
+
+    node: str
+    reason: str
+
+
+@frozen
+class CaView:
+    """A CA that is trusted. ``lacking`` do not trust it yet, ``needing`` would be cut off without it."""
+
+    subject: str
+    sha256: str
+    not_after: float
+    issuing: bool
+    ours: bool
+    lacking: tuple[NodeNeed, ...]
+    needing: tuple[NodeNeed, ...]
+
+
+class Identities(Protocol):
+    """Who knows the identities; refusals are :class:`OperatorError`."""
+
+    async def create_token(self, node: str, ttl_s: float, by: str) -> tuple[str, TokenRow]: ...
+
+    async def tokens(self) -> tuple[tuple[TokenRow, str], ...]:
+        """Each with its state in a word."""
+        ...
+
+    async def revoke_token(self, token: str, by: str) -> None: ...
+
+    async def deny(self, kind: str, value: str, reason: str, by: str) -> DenyRow: ...
+
+    async def lift(self, kind: str, value: str, by: str) -> None: ...
+
+    async def denied(self) -> tuple[DenyRow, ...]: ...
+
+    async def evict(self, node: str, by: str) -> None: ...
+
+    async def events(self, limit: int) -> tuple[Event, ...]: ...
+
+    def cas(self) -> tuple[CaView, ...]: ...
+
+    def held(self) -> tuple[HeldRow, ...]: ...
+
+
+@frozen
+class NewToken:
+    """The body of ``POST /api/v1/tokens``."""
+
+    node: str
+    ttl_s: float = 900.0
+
+
+@frozen
+class NewDenial:
+    """The body of ``POST /api/v1/deny``."""
+
+    kind: str
+    value: str
+    reason: str
+
+
+@frozen
+class Lifted:
+    """The body of ``POST /api/v1/deny/lift``."""
+
+    kind: str
+    value: str
+
+
+def token_view(row: TokenRow, state: str) -> dict[str, Any]:
+    """A token as JSON; neither the secret nor its digest is in it."""
+    return {
+        "id": row.id,
+        "node": row.node,
+        "state": state,
+        "created": row.created,
+        "expires": row.expires,
+        "by": row.by,
+        "used": row.used or None,
+        "used_from": row.used_from,
+        "revoked": row.revoked or None,
+    }
+
+
+def ca_view(ca: x509.Certificate, sha256: str, *, issuing: bool, ours: bool,
+            lacking: tuple[NodeNeed, ...], needing: tuple[NodeNeed, ...]) -> CaView:  # fmt: skip
+    """A CA as it is shown."""
+    subject, ends = ca.subject.rfc4514_string(), ca.not_valid_after_utc.timestamp()
+    return CaView(subject, sha256, ends, issuing, ours, lacking, needing)
+
+
+async def _asked(request: Request, kind: type[Any]) -> Any:
+    try:
+        return _CONVERTER.structure(await json_of(request), kind)
+    except cattrs.BaseValidationError as wrong:
+        raise RefusedBody(400, "; ".join(cattrs.transform_error(wrong))[:500], "see docs/ctl.md") from wrong
+    except (ValueError, TypeError) as wrong:
+        raise RefusedBody(400, str(wrong)[:500], "see docs/ctl.md") from wrong
+
+
+def _by(request: Request) -> str:
+    return f"admin token, from {request.client.host if request.client else 'unknown'}"
+
+
+def identity_routes(people: Identities, source: Source, guarded: Guard) -> list[Route]:
+    """``tokens``, ``deny``, ``identities``, ``nodes/ID/evict`` and ``audit`` under ``/api/v1/``."""
+
+    async def tokens(_request: Request) -> Any:
+        return {"tokens": [token_view(*found) for found in await people.tokens()], "now": source.now()}
+
+    async def new_token(request: Request) -> Any:
+        asked: NewToken = await _asked(request, NewToken)
+        text, row = await people.create_token(asked.node, asked.ttl_s, _by(request))
+        return {"token": text, **token_view(row, "open")}
+
+    async def revoke(request: Request) -> Any:
+        token = request.path_params["token"]
+        await people.revoke_token(token, _by(request))
+        return {"revoked": token}
+
+    async def denied(_request: Request) -> Any:
+        return {"denied": [attrs.asdict(row) for row in await people.denied()]}
+
+    async def deny(request: Request) -> Any:
+        asked: NewDenial = await _asked(request, NewDenial)
+        return {"denied": [attrs.asdict(await people.deny(asked.kind, asked.value, asked.reason, _by(request)))]}
+
+    async def lift(request: Request) -> Any:
+        asked: Lifted = await _asked(request, Lifted)
+        await people.lift(asked.kind, asked.value, _by(request))
+        return {"lifted": attrs.asdict(asked)}
+
+    async def identities(_request: Request) -> Any:
+        return {
+            "cas": [attrs.asdict(ca) for ca in people.cas()],
+            "nodes": [attrs.asdict(row) for row in people.held()],
+            "now": source.now(),
+        }
+
+    async def evict(request: Request) -> Any:
+        node = request.path_params["node"]
+        await people.evict(node, _by(request))
+        return {"evicted": node}
+
+    async def audit(request: Request) -> Any:
+        text = request.query_params.get("limit", "50")
+        if not (text.isascii() and text.isdigit() and len(text) <= 4 and 1 <= int(text) <= 1000):
+            raise OperatorError("limit", f"must be a whole number from 1 to 1000, found {text[:20]!r}")
+        return {"events": [attrs.asdict(event) for event in await people.events(int(text))], "now": source.now()}
+
+    routes: tuple[tuple[str, Callable[[Request], Awaitable[Any]], str], ...] = (
+        ("tokens", tokens, "GET"),
+        ("tokens", new_token, "POST"),
+        ("tokens/{token}/revoke", revoke, "POST"),
+        ("deny", denied, "GET"),
+        ("deny", deny, "POST"),
+        ("deny/lift", lift, "POST"),
+        ("identities", identities, "GET"),
+        ("nodes/{node}/evict", evict, "POST"),
+        ("audit", audit, "GET"),
+    )
+    return [Route(f"/api/v1/{path}", guarded(answer), methods=[method]) for path, answer, method in routes]
