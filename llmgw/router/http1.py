@@ -16,6 +16,7 @@ MAX_HEAD_BYTES = 16 * 1024
 MAX_FIELDS = 100
 _MAX_SIZE_LINE = 256
 _MAX_TRAILER_BYTES = 8 * 1024
+_SESSION_BYTES = 256
 _MEMO_HEAD_BYTES = 2048
 """Heads up to this size are remembered: a client's heads are alike but for their length, and parsing is pure."""
 
@@ -54,7 +55,10 @@ class BadMessage(Exception):
 
 @frozen
 class RequestHead:
-    """What a request's head says. ``forwarded`` are its end-to-end fields as lines, ready for the engine."""
+    """What a request's head says. ``forwarded`` are its end-to-end fields as lines, ready for the engine.
+
+    ``session`` is what the client calls the conversation (``x-llmgw-session``), for engines that remember its beginning.
+    """
 
     method: bytes
     target: bytes
@@ -65,6 +69,8 @@ class RequestHead:
     expects_continue: bool
     authorization: bytes
     request_id: bytes
+    content_type: bytes
+    session: bytes
     forwarded: bytes
 
 
@@ -102,6 +108,7 @@ def _request(head: bytes) -> RequestHead:
         raise BadMessage(400, "the request's head is not valid HTTP/1.1")
     minor = int(match["minor"])
     keep_alive, length, chunked, expects, authorization, ident = minor == 1, None, False, False, b"", b""
+    content_type, session = b"", b""
     forwarded: list[tuple[bytes, bytes]] = []
     named: set[bytes] = set()
     seen: set[bytes] = set()
@@ -111,8 +118,14 @@ def _request(head: bytes) -> RequestHead:
         if count > MAX_FIELDS:
             raise BadMessage(431, f"more than {MAX_FIELDS} header fields")
         if name not in _NOT_FORWARDED:
+            if name == b"content-type":
+                content_type = value
+            elif name == b"content-encoding" and value.lower() != b"identity":
+                raise BadMessage(415, "bodies are taken as they are here, without Content-Encoding")
             if not name.startswith(b"x-llmgw-"):
                 forwarded.append((name, line))
+            elif name == b"x-llmgw-session":
+                session = value[:_SESSION_BYTES]
             continue
         if name in seen and name in (
             b"host",
@@ -168,6 +181,8 @@ def _request(head: bytes) -> RequestHead:
         expects_continue=expects,
         authorization=authorization,
         request_id=ident,
+        content_type=content_type,
+        session=session,
         forwarded=b"".join(line + b"\r\n" for name, line in forwarded if name not in named),
     )
 
@@ -221,7 +236,7 @@ _remembered_response = lru_cache(4096)(_response)
 _REASONS = {
     200: b"OK", 201: b"Created", 204: b"No Content", 400: b"Bad Request", 401: b"Unauthorized", 403: b"Forbidden",
     404: b"Not Found", 405: b"Method Not Allowed", 408: b"Request Timeout", 411: b"Length Required",
-    413: b"Content Too Large", 417: b"Expectation Failed", 422: b"Unprocessable Content", 429: b"Too Many Requests",
+    413: b"Content Too Large", 415: b"Unsupported Media Type", 417: b"Expectation Failed", 422: b"Unprocessable Content", 429: b"Too Many Requests",
     431: b"Request Header Fields Too Large", 500: b"Internal Server Error", 501: b"Not Implemented",
     502: b"Bad Gateway", 503: b"Service Unavailable", 504: b"Gateway Timeout",
 }  # fmt: skip
