@@ -17,6 +17,9 @@ from llmgw.errors import OperatorError
 from llmgw.router import limits
 from llmgw.router.limits import LANES, SLOT_CELLS, Cells
 
+COUNTS_FOLDER = "router"
+"""Beside the control socket: limits that workers share, and usage that is not in the store yet."""
+
 _HEADER_CELLS = 512
 _GROW_BYTES = 1024 * 1024
 _FILE = "limits-1"

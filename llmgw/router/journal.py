@@ -12,7 +12,6 @@ import fcntl
 import os
 import secrets
 from collections.abc import Iterator
-from contextlib import contextmanager
 from functools import cache
 from pathlib import Path
 
@@ -60,9 +59,7 @@ class Journal:
     def __attrs_post_init__(self) -> None:
         if self.folder is not None:
             self.folder.mkdir(mode=0o700, exist_ok=True)
-            path = self.folder / _NAME.format(self.ledger)
-            self._file = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_APPEND | os.O_CLOEXEC, 0o600)
-            fcntl.flock(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            self._file = self._open(b"")
 
     @property
     def unkept(self) -> int:
@@ -108,20 +105,23 @@ class Journal:
         self._bytes = len(lines)
 
     def _replace(self, lines: bytes) -> None:
+        old, self._file = self._file, self._open(lines)
+        os.close(old)
+
+    def _open(self, lines: bytes) -> int:
+        """A file with these lines, locked before it can be found under its name."""
         assert self.folder is not None
         path = self.folder / _NAME.format(self.ledger)
         fresh = path.with_suffix(".new")
-        flags = os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_APPEND | os.O_CLOEXEC
-        handle = os.open(fresh, flags, 0o600)
-        fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        handle = os.open(fresh, os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_APPEND | os.O_CLOEXEC, 0o600)
         try:
+            fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
             _whole(handle, lines)
             fresh.replace(path)
         except OSError:
             os.close(handle)
             raise
-        os.close(self._file)
-        self._file = handle
+        return handle
 
     def _write(self, line: bytes) -> None:
         if self._file >= 0:
@@ -147,31 +147,34 @@ def _joined(batches: list[Batch]) -> Batch:
     return Batch(batches[-1].seq, merged(row for batch in batches for row in batch.rows))
 
 
-@contextmanager
-def left_behind(folder: Path) -> Iterator[list[tuple[str, Path, tuple[Batch, ...]]]]:
-    """The ledgers of dead workers, locked as long as the block lasts: name, file, batches. Blocking.
+def left_behind(folder: Path) -> tuple[tuple[str, Path, tuple[Batch, ...]], ...]:
+    """The ledgers of dead workers: name, file, batches. Blocking. The files stay until they are removed.
 
     A last line that was cut short is left out.
     """
-    handles: list[int] = []
     found = []
-    try:
-        for path in sorted(folder.glob(_NAME.format("*"))):
-            try:
-                handle = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
-            except FileNotFoundError:
-                continue
-            handles.append(handle)
+    for path in sorted(folder.glob(_NAME.format("*"))):
+        try:
+            handle = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+        except FileNotFoundError:
+            continue
+        with os.fdopen(handle, "rb") as file:
             try:
                 fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except BlockingIOError:
+                # A worker that puts a new file in its place lets the old one go.
+                if path.stat().st_ino != os.fstat(handle).st_ino:
+                    continue
+            except (BlockingIOError, FileNotFoundError):
                 continue
             name = path.name.removeprefix(_NAME.split("{")[0]).removesuffix(".jsonl")
-            found.append((name, path, tuple(_batches(path.read_bytes()))))
-        yield found
-    finally:
-        for handle in handles:
-            os.close(handle)
+            found.append((name, path, tuple(_batches(file.read()))))
+    return tuple(found)
+
+
+def remove(path: Path) -> None:
+    """Remove a dead worker's ledger, once it is in the store. Blocking."""
+    path.unlink(missing_ok=True)
+    path.with_suffix(".new").unlink(missing_ok=True)
 
 
 def _batches(text: bytes) -> Iterator[Batch]:

@@ -22,7 +22,7 @@ import trio
 from llmgw import __version__
 from llmgw.errors import OperatorError, PeerError
 from llmgw.router.control_socket import Channel, connect
-from llmgw.router.counts import SharedCounts
+from llmgw.router.counts import COUNTS_FOLDER, SharedCounts
 from llmgw.router.journal import Batch, Journal
 from llmgw.router.server import RouterServer, listen
 from llmgw.router.wire import (
@@ -49,9 +49,6 @@ _LOAD_ANYWAY_S = 5.0
 _USAGE_EVERY_S = 0.5
 _AGAIN_S = 5.0
 """When usage is said again that nobody said was kept."""
-
-COUNTS_FOLDER = "router"
-"""Beside the control socket: limits that workers share, and usage that is not in the store yet."""
 
 _log = logger("control")
 

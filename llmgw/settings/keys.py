@@ -67,6 +67,18 @@ UNLIMITED = Limits()
 
 
 @frozen
+class KeyTerms:
+    """What an operator says of a key: who has it, what it may do, until when (epoch seconds)."""
+
+    name: str = ""
+    owner: str = ""
+    tags: tuple[str, ...] = ()
+    models: tuple[str, ...] = ("*",)
+    limits: Limits = UNLIMITED
+    expires: float | None = None
+
+
+@frozen
 class ApiKey:
     """One key. ``version`` is that of the table of keys when this one last changed; ``slot`` is its number, never given
     twice. Times in epoch seconds.
@@ -88,6 +100,11 @@ class ApiKey:
     revoked: float | None = None
     old_digest: str = ""
     old_until: float = 0.0
+
+    @property
+    def terms(self) -> KeyTerms:
+        """What was said of it."""
+        return KeyTerms(self.name, self.owner, self.tags, self.models, self.limits, self.expires)
 
     def state(self, now: float) -> str:
         """``active``, ``expired`` or ``revoked``."""
