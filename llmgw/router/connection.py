@@ -15,6 +15,7 @@ from llmgw.router import errors
 from llmgw.router.errors import ApiError
 from llmgw.router.exchange import Exchange, Shared
 from llmgw.router.http1 import MAX_HEAD_BYTES, BadMessage, ChunkDecoder, RequestHead, parse_request
+from llmgw.router.keys import Holder
 from llmgw.router.requests import Kind, kind_of, model_asked, model_of
 from llmgw.router.sockets import Peer
 from llmgw.router.table import Route
@@ -23,6 +24,12 @@ HEAD_S = 10.0
 IDLE_S = 75.0
 STALL_S = 60.0
 """A client that takes or sends nothing for this long is cut; nobody else is slowed by it."""
+
+
+_KEYED = frozenset({Kind.ENGINE, Kind.MODELS, Kind.MODEL})
+_READ_ANYWAY_BYTES = 64 * 1024
+"""So much of a refused client's body is read, so that it hears why on a connection that lives on; with more of it on
+its way, closing would take the answer with it."""
 
 
 class Connection:
@@ -97,11 +104,18 @@ class Connection:
         rest: bytes | None = None if head.length or head.chunked else buffer[end:]
         try:
             kind, path = kind_of(head)
+            try:
+                holder = self._shared.gate.known(head.authorization) if kind in _KEYED else None
+            except ApiError:
+                # An expectation is not met, and a body of unknown length not read.
+                if not head.chunked and not head.expects_continue and (head.length or 0) <= _READ_ANYWAY_BYTES:
+                    _, rest = await self._body(head, buffer[end:])
+                raise
             body, rest = await self._body(head, buffer[end:])
             if kind is Kind.ENGINE:
-                whole = await self._at_engine(head, request_id, body)
+                whole = await self._at_engine(head, path, request_id, body, holder)
             else:
-                await self._own(kind, path, head, request_id)
+                await self._own(kind, path, head, request_id, holder)
                 whole = True
         except ApiError as error:
             self.exchange = None
@@ -148,15 +162,16 @@ class Connection:
 
     # What the router answers by itself.
 
-    async def _own(self, kind: Kind, path: bytes, head: RequestHead, request_id: bytes) -> None:
+    async def _own(self, kind: Kind, path: bytes, head: RequestHead, request_id: bytes, holder: Holder | None) -> None:
         status, content, content_type = 200, b"", b"application/json"
         directory = self._shared.directory
         match kind:
             case Kind.MODELS:
-                listed = [_model_object(r) for r in directory.routes()]
+                listed = [_model_object(r) for r in directory.routes() if holder is None or holder.allows(r.model)]
                 content = orjson.dumps({"object": "list", "data": listed})
             case Kind.MODEL:
                 name = model_of(path)
+                self._shared.gate.permit(holder, name)
                 found = directory.find(name)
                 if found is None:
                     raise _unknown_model(name)
@@ -186,20 +201,26 @@ class Connection:
             return b"connection: close\r\n"
         return b"connection: keep-alive\r\n" if head.minor == 0 else b""
 
-    async def _at_engine(self, head: RequestHead, request_id: bytes, body: bytes) -> bool:
+    async def _at_engine(
+        self, head: RequestHead, path: bytes, request_id: bytes, body: bytes, holder: Holder | None
+    ) -> bool:
         """Have an engine answer. Returns whether the connection can go on after it."""
         if head.length is None and not head.chunked:
             raise ApiError(411, "The request has no body.", "length_required")
         model = model_asked(body)
+        self._shared.gate.permit(holder, model)
         found = self._shared.directory.find(model)
         if found is None:
             raise _unknown_model(model)
-        self._shared.directory.asked[model] += 1
-        if found[0].hold_s and not any(not engine.draining for engine in found[1]):
-            await self._shared.directory.engine_of(model, found[0].hold_s)
-            found = self._shared.directory.find(model) or found
-        self.exchange = Exchange(self._shared, self._send, head, request_id, model, self._connection_line(head))
-        return await self.exchange.run(*found, body)
+        with self._shared.gate.admit(holder, path, model, body) as ticket:
+            self._shared.directory.asked[model] += 1
+            if found[0].hold_s and not any(not engine.draining for engine in found[1]):
+                await self._shared.directory.engine_of(model, found[0].hold_s)
+                found = self._shared.directory.find(model) or found
+            lines = self._connection_line(head) + ticket.lines
+            self.exchange = Exchange(self._shared, self._send, head, request_id, model, lines, ticket.filter)
+            ticket.answer = self.exchange
+            return await self.exchange.run(*found, ticket.body)
 
 
 def _model_object(route: Route) -> dict[str, object]:

@@ -31,7 +31,10 @@ class Dialect(Enum):
 
 @frozen
 class ApiError(Exception):
-    """An answer that is an error. ``code`` is the API's word for it; ``retry_after_s`` becomes ``Retry-After``."""
+    """An answer that is an error. ``code`` is the API's word for it; ``retry_after_s`` becomes ``Retry-After``.
+
+    ``lines`` are further lines of its head.
+    """
 
     status: int
     message: str
@@ -39,6 +42,7 @@ class ApiError(Exception):
     param: str | None = None
     retry_after_s: int | None = None
     allow: str | None = None
+    lines: bytes = b""
 
 
 def of_message(bad: BadMessage) -> ApiError:
@@ -73,7 +77,7 @@ def response(error: ApiError, request_id: bytes, *, close: bool, dialect: Dialec
         lines.append(b"www-authenticate: Bearer")
     if close:
         lines.append(b"connection: close")
-    return b"\r\n".join(lines) + b"\r\n\r\n" + content
+    return b"\r\n".join(lines) + b"\r\n" + error.lines + b"\r\n" + content
 
 
 def stream_event(message: str, dialect: Dialect = Dialect.OPENAI) -> bytes:

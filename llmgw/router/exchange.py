@@ -14,6 +14,7 @@ from attrs import frozen
 from llmgw.router import errors
 from llmgw.router.choose import choose
 from llmgw.router.errors import ApiError
+from llmgw.router.gate import Gate
 from llmgw.router.http1 import (
     MAX_HEAD_BYTES,
     BadMessage,
@@ -28,6 +29,7 @@ from llmgw.router.pool import Directory, Engine
 from llmgw.router.sockets import Peer
 from llmgw.router.table import Route
 from llmgw.router.usage import TAIL_BYTES, usage_of
+from llmgw.router.usage_filter import UsageFilter
 from llmgw.telemetry.logging import logger
 
 _RETRIES = 2
@@ -43,6 +45,7 @@ class Shared:
 
     directory: Directory
     metrics: RouterMetrics
+    gate: Gate
     clock: Callable[[], float]
     ready: Callable[[], str]
     draining: Callable[[], bool]
@@ -58,7 +61,11 @@ class EngineFailed(Exception):
 
 
 class Exchange:
-    """One request of one client. ``send`` writes to the client; ``connection_line`` is what its answer's head says."""
+    """One request of one client. ``send`` writes to the client; ``connection_line`` is what its answer's head says.
+
+    For whoever settles: ``status`` of the engine's answer (0: none came), its ``usage``, the bytes of its body that
+    were ``passed`` on and their ``tail``, whether it was ``whole``, and whether it consists of ``events``.
+    """
 
     def __init__(
         self,
@@ -68,8 +75,16 @@ class Exchange:
         request_id: bytes,
         model: str,
         connection_line: bytes,
+        events_filter: UsageFilter | None = None,
     ) -> None:
         self.model = model
+        self.status = 0
+        self.usage: tuple[int, int] | None = None
+        self.passed = 0
+        self.whole = False
+        self.events = False
+        self.tail = b""
+        self._filter = events_filter
         self._shared = shared
         self._send = send
         self._head = head
@@ -77,7 +92,6 @@ class Exchange:
         self._connection_line = connection_line
         self._began = shared.clock()
         self._first_byte = 0.0
-        self._tail = b""
         self._tried: set[int] = set()
         self._upstream: Peer | None = None
         self._deadline: float | None = None
@@ -202,8 +216,13 @@ class Exchange:
         except BadMessage as bad:
             raise EngineFailed(bad.reason) from bad
         self._first_byte = self._shared.clock()
+        self.status, self.events = response.status, response.event_stream
         engine.worked()
-        keep = await self._relay(peer, response, data, engine, bodiless=bodiless)
+        try:
+            keep = await self._relay(peer, response, data, engine, bodiless=bodiless)
+            self.whole = True
+        finally:
+            self.usage = usage_of(self.tail)
         now = self._shared.clock()
         self._shared.metrics.answered(
             self.model,
@@ -211,7 +230,7 @@ class Exchange:
             response.status,
             now - self._began,
             self._first_byte - self._began,
-            usage_of(self._tail),
+            self.usage,
         )
         return keep and response.keep_alive
 
@@ -231,23 +250,29 @@ class Exchange:
         self, peer: Peer, response: ResponseHead, head: bytes, data: bytes, engine: Engine
     ) -> bool:
         walker = ChunkWalker()
+        events = self._filter if response.event_stream else None
         send = head
         while True:
             try:
                 end = walker.feed(data)
             except BadMessage as bad:
-                await self._break(engine, response, bad.reason, between_chunks=False, sent=not send)
+                await self._break(engine, response, bad.reason, between_chunks=events is not None, sent=not send)
             if end >= 0:
                 exact = end == len(data)
                 data = data[:end]
-            self._tail = data[-TAIL_BYTES:] if len(data) >= TAIL_BYTES else (self._tail + data)[-TAIL_BYTES:]
-            await self._send(send + data if send else data)
+            self.tail = data[-TAIL_BYTES:] if len(data) >= TAIL_BYTES else (self.tail + data)[-TAIL_BYTES:]
+            self.passed += len(data)
+            if events is not None:
+                data = events.chunks(data, whole=walker.between_chunks)
+            if send or data:
+                await self._send(send + data if send else data)
             send = b""
             if end >= 0:
                 return exact
             if not (data := await self._more(peer)):
                 why = "stood still for too long" if self._gave_up else "ended the connection within its answer"
-                await self._break(engine, response, why, between_chunks=walker.between_chunks, sent=True)
+                between = walker.between_chunks or events is not None
+                await self._break(engine, response, why, between_chunks=between, sent=True)
 
     async def _relay_sized(self, peer: Peer, response: ResponseHead, head: bytes, data: bytes, engine: Engine) -> bool:
         assert response.length is not None
@@ -257,7 +282,8 @@ class Exchange:
         send = head
         while True:
             left -= len(data)
-            self._tail = (self._tail + data)[-TAIL_BYTES:]
+            self.passed += len(data)
+            self.tail = (self.tail + data)[-TAIL_BYTES:]
             await self._send(send + data if send else data)
             send = b""
             if left == 0:
@@ -272,12 +298,16 @@ class Exchange:
         """A body that ends with the engine's connection, or a chunked one for a client that knows no chunks."""
         chunks_out = self._head.minor == 1
         decoder = ChunkDecoder() if response.chunked else None
+        events = self._filter if response.event_stream else None
         framing = b"transfer-encoding: chunked\r\n" if chunks_out else b"connection: close\r\n"
         send = response.start_unframed + framing + more.replace(b"connection: keep-alive\r\n", b"")
         try:
             while True:
                 part = data if decoder is None else decoder.feed(data)
-                self._tail = (self._tail + part)[-TAIL_BYTES:]
+                self.tail = (self.tail + part)[-TAIL_BYTES:]
+                self.passed += len(part)
+                if events is not None:
+                    part = events.content(part)
                 if part or send:
                     framed = b"%x\r\n%b\r\n" % (len(part), part) if chunks_out and part else part
                     await self._send(send + framed)
@@ -289,8 +319,11 @@ class Exchange:
             await self._break(engine, response, bad.reason, between_chunks=False, sent=True)
         if self._gave_up or (decoder is not None and not decoder.finished):
             await self._break(engine, response, "ended within its answer", between_chunks=chunks_out, sent=True)
+        rest = b"" if events is None else events.rest()
         if chunks_out:
-            await self._send(b"0\r\n\r\n")
+            await self._send((b"%x\r\n%b\r\n" % (len(rest), rest) if rest else b"") + b"0\r\n\r\n")
+        elif rest:
+            await self._send(rest)
         return False
 
     async def _break(
@@ -304,7 +337,7 @@ class Exchange:
             request_id=self._request_id.decode(),
         )  # fmt: skip
         if sent and response.event_stream and between_chunks and self._head.minor == 1:
-            gap = b"" if _ends_event(self._tail) else b"\n\n"
+            gap = b"" if _ends_event(self.tail) else b"\n\n"
             event = gap + errors.stream_event(f"The engine of {self.model} {why}.")
             await self._send(b"%x\r\n%b\r\n" % (len(event), event))
         raise _Broken

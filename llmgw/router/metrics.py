@@ -55,6 +55,10 @@ class RouterMetrics(Collector):
         self._registry = CollectorRegistry()
         self._registry.register(self)
 
+    def add(self, more: Collector) -> None:
+        """Expose these too."""
+        self._registry.register(more)
+
     def answered(
         self, model: str, endpoint: str, status: int, seconds: float, first_byte_s: float, usage: tuple[int, int] | None
     ) -> None:

@@ -10,12 +10,15 @@ import trio
 
 from llmgw.errors import OperatorError
 from llmgw.router.connection import Connection
+from llmgw.router.counts import Counts
 from llmgw.router.exchange import Shared
+from llmgw.router.gate import Gate
 from llmgw.router.metrics import RouterMetrics
 from llmgw.router.pool import Directory
 from llmgw.router.sockets import HangUps, Peer
 from llmgw.router.table import Table
 from llmgw.settings.daemon import Address
+from llmgw.settings.document import Auth
 from llmgw.telemetry.logging import logger
 
 _BACKLOG = 4096
@@ -46,9 +49,11 @@ def listen(address: Address) -> socket.socket:
 class RouterServer:
     """One worker's data plane. Everything in it ends when :meth:`run` is cancelled or has drained."""
 
-    def __init__(self, clock: Callable[[], float] = trio.current_time) -> None:
+    def __init__(self, clock: Callable[[], float] = trio.current_time, counts: Counts | None = None) -> None:
         self.directory = Directory()
         self.metrics = RouterMetrics(self.directory.in_flight)
+        self.gate = Gate(lambda: self.directory.table.settings if self._has_table else None, counts)
+        self.metrics.add(self.gate)
         self._clock = clock
         self._draining = trio.Event()
         self._drain_until: float | None = None
@@ -65,7 +70,11 @@ class RouterServer:
         """Why this worker should get no traffic; empty when it should."""
         if self._draining.is_set():
             return "draining"
-        return "" if self._has_table else "no routing table yet"
+        if not self._has_table:
+            return "no routing table yet"
+        if self.directory.table.settings.auth is Auth.KEYS and not self.gate.keys.complete:
+            return "no API keys yet"
+        return ""
 
     def drain(self, seconds: float) -> None:
         """Take no new connection, let requests under way end for so long, then end."""
@@ -78,7 +87,7 @@ class RouterServer:
     ) -> None:
         """Serve until cancelled or drained; the listener is closed."""
         hang_ups = HangUps()
-        shared = Shared(self.directory, self.metrics, self._clock, self.ready, self._draining.is_set)
+        shared = Shared(self.directory, self.metrics, self.gate, self._clock, self.ready, self._draining.is_set)
         try:
             async with trio.open_nursery() as nursery:
                 nursery.start_soon(hang_ups.run)

@@ -54,6 +54,10 @@ def settings_faults(settings: Settings) -> Iterator[Rule]:
                     path: Path = ("models", model.name, "profiles", index, "lora", lora)
                     yield path, f"{name} is also a model", "rename one of the two"
     yield from _at(("router",), _router(settings.router))
+    served = {name for model in settings.models for name in model.names}
+    for name in settings.router.prices:
+        if name not in served:
+            yield ("router", "prices", name), "is no model of the catalog", ""
     yield from _at(("liveness",), _liveness(settings.liveness))
     for name, rules in settings.nodes.items():
         if not NODE_ID.fullmatch(name):
@@ -225,6 +229,10 @@ def _router(router: RouterSettings) -> Iterator[Rule]:
     for name in ("connect_timeout_s", "first_byte_timeout_s", "idle_timeout_s"):
         if getattr(router, name) <= 0:
             yield (name,), f"expected more than 0 seconds, found {getattr(router, name):g}", ""
+    for name, price in router.prices.items():
+        for kind in ("prompt", "completion"):
+            if getattr(price, kind) < 0:
+                yield ("prices", name, kind), f"expected at least 0, found {getattr(price, kind):g}", ""
 
 
 def _liveness(liveness: Liveness) -> Iterator[Rule]:

@@ -20,6 +20,7 @@ from llmgw.web import planning, views
 from llmgw.web.auth import allowed
 from llmgw.web.bodies import RefusedBody, json_of, named
 from llmgw.web.jobs import Jobs, job_routes
+from llmgw.web.keys import Keys, key_routes
 from llmgw.web.source import Source
 from llmgw.web.why import unknown, why_view
 
@@ -63,7 +64,7 @@ def _limit(request: Request, usual: int) -> int:
     return int(text)
 
 
-def routes(source: Source, token: str, jobs: Jobs | None = None) -> list[Route]:
+def routes(source: Source, token: str, jobs: Jobs | None = None, keys: Keys | None = None) -> list[Route]:
     """Every route of the admin listener."""
 
     plans = trio.CapacityLimiter(1)  # one at a time: each takes a whole processor while it lasts
@@ -159,10 +160,11 @@ def routes(source: Source, token: str, jobs: Jobs | None = None) -> list[Route]:
         Route("/api/v1/brake", guarded(brake)),
         Route("/api/v1/brake/release", guarded(release), methods=["POST"]),
         *(() if jobs is None else job_routes(jobs, source, guarded)),
+        *(() if keys is None else key_routes(keys, source.now, guarded)),
     ]
 
 
-def app(source: Source, token: str, jobs: Jobs | None = None) -> Starlette:
+def app(source: Source, token: str, jobs: Jobs | None = None, keys: Keys | None = None) -> Starlette:
     """The admin side as an ASGI application."""
 
     async def missing(request: Request, _error_: Exception) -> Response:
@@ -173,4 +175,4 @@ def app(source: Source, token: str, jobs: Jobs | None = None) -> Starlette:
         usable = "POST" if "POST" in (headers or {}).get("Allow", "") else "GET"
         return _error(405, f"{request.method} is not possible here", f"use {usable}")
 
-    return Starlette(routes=routes(source, token, jobs), exception_handlers={404: missing, 405: method})
+    return Starlette(routes=routes(source, token, jobs, keys), exception_handlers={404: missing, 405: method})

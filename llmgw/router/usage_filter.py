@@ -1,0 +1,168 @@
+"""Streams that are to say what they used: asked for it, and without that event where the client did not ask. Pure.
+
+An OpenAI stream with ``stream_options.include_usage`` has one more event before its ``[DONE]``: no choices, and the
+usage (https://platform.openai.com/docs/api-reference/chat/create, `stream_options`).
+"""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+import msgspec
+import orjson
+
+from llmgw.router.http1 import ChunkDecoder
+
+_STREAMED = frozenset({b"/v1/chat/completions", b"/v1/completions"})
+"""Where an engine says what it used only if it is asked to; elsewhere the last event has it anyway."""
+
+_WORDLESS = frozenset({b"/v1/embeddings", b"/v1/rerank", b"/v1/score", b"/tokenize", b"/detokenize"})
+"""Where the answer has no tokens of its own."""
+
+_USAGE = re.compile(rb'"usage"\s*:\s*\{')
+_EVENT = re.compile(rb".*?(?:\r?\n){2}", re.DOTALL)
+_MEDIA = re.compile(rb";base64,[A-Za-z0-9+/=]*")
+_MEDIA_TOKENS = 1000
+_BYTES_A_TOKEN = 4
+_LONG_BYTES = 32 * 1024
+_HELD_MOST = 1024 * 1024
+_ANSWER_TOKENS = 256
+"""What is reserved for an answer whose length the client does not bound."""
+
+
+class _Options(msgspec.Struct):
+    include_usage: bool | None = None
+
+
+class _Wish(msgspec.Struct):
+    stream: bool | None = None
+    stream_options: _Options | None = None
+    max_tokens: int | None = None
+    max_completion_tokens: int | None = None
+    max_output_tokens: int | None = None
+    n: int | None = None
+
+
+class Wish(msgspec.Struct, frozen=True):
+    """What a request will need: tokens of its prompt (guessed) and of its answers; whether usage is to be asked for."""
+
+    prompt: int
+    answers: int
+    ask: bool
+
+
+_decode = msgspec.json.Decoder(_Wish).decode
+
+
+def wish_of(path: bytes, body: bytes) -> Wish:
+    """What a body asks for. One that the engine will refuse for its types wishes for nothing but its prompt."""
+    if path in _WORDLESS:
+        return Wish(prompt_guess(body), 0, ask=False)
+    try:
+        found = _decode(body)
+    except (msgspec.DecodeError, RecursionError, UnicodeDecodeError):
+        return Wish(prompt_guess(body), _ANSWER_TOKENS, ask=False)
+    answers = found.max_completion_tokens or found.max_tokens or found.max_output_tokens or _ANSWER_TOKENS
+    options = found.stream_options
+    ask = found.stream is True and path in _STREAMED and (options is None or options.include_usage is not True)
+    return Wish(prompt_guess(body), max(0, answers) * max(1, found.n or 1), ask)
+
+
+def prompt_guess(body: bytes) -> int:
+    """About how many tokens a body's prompt has: a quarter of its bytes, and a flat sum for each medium in it."""
+    if len(body) > _LONG_BYTES and b";base64," in body:
+        media = [len(found) for found in _MEDIA.findall(body)]
+        return (len(body) - sum(media)) // _BYTES_A_TOKEN + _MEDIA_TOKENS * len(media)
+    return len(body) // _BYTES_A_TOKEN
+
+
+def asking(body: bytes) -> bytes:
+    """The body of a stream, with usage asked for.
+
+    As a rule so much is put in before its other members; where it has stream options of its own it is written anew.
+    """
+    if b'"stream_options"' not in body:
+        at = body.index(b"{") + 1
+        return body[:at] + b'"stream_options":{"include_usage":true},' + body[at:]
+    try:
+        members: dict[str, Any] = orjson.loads(body)
+        members["stream_options"] = {**(members.get("stream_options") or {}), "include_usage": True}
+        return orjson.dumps(members)
+    except (ValueError, TypeError):  # numbers or characters that this cannot write: the usage is guessed then
+        return body
+
+
+class UsageFilter:
+    """Takes the usage event out of a stream on its way to a client that did not ask for it.
+
+    What holds whole events without a usage passes as it is: one look at its end and one search. Else chunks are taken
+    apart, and the beginning of an event is held until its end is there.
+    """
+
+    __slots__ = ("_decoder", "_held")
+
+    def __init__(self) -> None:
+        self._decoder: ChunkDecoder | None = None
+        self._held = b""
+
+    def chunks(self, data: bytes, *, whole: bool) -> bytes:
+        """Some of a chunked body; ``whole`` says that a chunk ends where ``data`` does. What is left is chunked."""
+        decoder = self._decoder
+        if decoder is None:
+            if whole and data.endswith((b"\n\n\r\n", b"\n\r\n\r\n")) and not _USAGE.search(data):
+                return data
+            decoder = self._decoder = ChunkDecoder()
+        content = self.content(decoder.feed(data))
+        if decoder.finished:
+            content += self.rest()
+        made = b"%x\r\n%b\r\n" % (len(content), content) if content else b""
+        if decoder.finished:
+            return made + b"0\r\n\r\n"
+        if whole and not self._held:
+            self._decoder = None
+        return made
+
+    def content(self, part: bytes) -> bytes:
+        """Some of a stream's content: its whole events, without the usage's."""
+        held = self._held + part
+        end = max(held.rfind(b"\n\n") + 2, held.rfind(b"\n\r\n") + 3)
+        if end < 3:
+            if len(held) <= _HELD_MOST:
+                self._held = held
+                return b""
+            end = len(held)  # whatever this is, it is no event of an answer
+        ready, self._held = held[:end], held[end:]
+        if _USAGE.search(ready) is None:
+            return ready
+        return b"".join(event for event in _pieces(ready) if not _is_usage(event))
+
+    def rest(self) -> bytes:
+        """What was held at the end of the stream."""
+        held, self._held = self._held, b""
+        return b"" if _is_usage(held) else held
+
+
+def _pieces(ready: bytes) -> list[bytes]:
+    events = _EVENT.findall(ready)
+    return [*events, ready[sum(map(len, events)) :]]
+
+
+def _is_usage(event: bytes) -> bool:
+    """Whether an event holds no choice and the usage."""
+    if not _USAGE.search(event):
+        return False
+    text = event.strip()
+    try:
+        value = orjson.loads(text.removeprefix(b"data:"))
+    except orjson.JSONDecodeError:
+        return False
+    return isinstance(value, dict) and value.get("choices") == [] and isinstance(value.get("usage"), dict)
+
+
+def answer_guess(passed: int, tail: bytes, *, events: bool) -> int:
+    """About how many tokens an answer had of which so many bytes were passed on, by its end: one an event."""
+    if not events:
+        return passed // _BYTES_A_TOKEN
+    count = tail.count(b"data:")
+    return round(passed * count / len(tail)) if count else 0
