@@ -12,11 +12,13 @@ import orjson
 import trio
 
 from llmgw.router import errors
-from llmgw.router.errors import ApiError
+from llmgw.router.body import asked_in_json
+from llmgw.router.errors import ApiError, Dialect
 from llmgw.router.exchange import Exchange, Shared
+from llmgw.router.form import asked_in_form
 from llmgw.router.http1 import MAX_HEAD_BYTES, BadMessage, ChunkDecoder, RequestHead, parse_request
 from llmgw.router.keys import Holder
-from llmgw.router.requests import Kind, kind_of, model_asked, model_of
+from llmgw.router.requests import Kind, Target, target_of
 from llmgw.router.sockets import Peer
 from llmgw.router.table import Route
 
@@ -102,34 +104,37 @@ class Connection:
         head = parse_request(buffer[:end])
         request_id = head.request_id or b"req-" + secrets.token_hex(8).encode()
         rest: bytes | None = None if head.length or head.chunked else buffer[end:]
+        dialect = Dialect.OPENAI
         try:
-            kind, path = kind_of(head)
+            target = target_of(head)
+            dialect = target.dialect
+            settings = self._shared.directory.table.settings
+            limit = settings.max_media_bytes if target.media else settings.max_body_bytes
             try:
-                holder = self._shared.gate.known(head.authorization) if kind in _KEYED else None
+                holder = self._shared.gate.known(head.authorization) if target.kind in _KEYED else None
             except ApiError:
                 # An expectation is not met, and a body of unknown length not read.
                 if not head.chunked and not head.expects_continue and (head.length or 0) <= _READ_ANYWAY_BYTES:
-                    _, rest = await self._body(head, buffer[end:])
+                    _, rest = await self._body(head, buffer[end:], limit)
                 raise
-            body, rest = await self._body(head, buffer[end:])
-            if kind is Kind.ENGINE:
-                whole = await self._at_engine(head, path, request_id, body, holder)
+            body, rest = await self._body(head, buffer[end:], limit)
+            if target.kind is Kind.ENGINE:
+                whole = await self._at_engine(head, target, request_id, body, holder)
             else:
-                await self._own(kind, path, head, request_id, holder)
+                await self._own(target, head, request_id, holder)
                 whole = True
         except ApiError as error:
             self.exchange = None
             # A body of which nobody knows the end would be read as the next request.
             keep = head.keep_alive and rest is not None and not self._shared.draining()
             self._shared.metrics.rejected(error.status)
-            await self._send(errors.response(error, request_id, close=not keep))
+            await self._send(errors.response(error, request_id, close=not keep, dialect=dialect))
             return rest if keep else None
         self.exchange = None
         return rest if whole and head.keep_alive and not self._shared.draining() else None
 
-    async def _body(self, head: RequestHead, buffer: bytes) -> tuple[bytes, bytes]:
+    async def _body(self, head: RequestHead, buffer: bytes, limit: int) -> tuple[bytes, bytes]:
         """The request's whole body, and what came behind it."""
-        limit = self._shared.directory.table.settings.max_body_bytes
         too_large = ApiError(413, f"The request's body is larger than {limit} bytes.", "body_too_large")
         if head.length is not None and head.length > limit:
             raise too_large
@@ -162,19 +167,18 @@ class Connection:
 
     # What the router answers by itself.
 
-    async def _own(self, kind: Kind, path: bytes, head: RequestHead, request_id: bytes, holder: Holder | None) -> None:
+    async def _own(self, target: Target, head: RequestHead, request_id: bytes, holder: Holder | None) -> None:
         status, content, content_type = 200, b"", b"application/json"
         directory = self._shared.directory
-        match kind:
+        match target.kind:
             case Kind.MODELS:
                 listed = [_model_object(r) for r in directory.routes() if holder is None or holder.allows(r.model)]
                 content = orjson.dumps({"object": "list", "data": listed})
             case Kind.MODEL:
-                name = model_of(path)
-                self._shared.gate.permit(holder, name)
-                found = directory.find(name)
+                self._shared.gate.permit(holder, target.name)
+                found = directory.find(target.name)
                 if found is None:
-                    raise _unknown_model(name)
+                    raise _unknown_model(target.name)
                 content = orjson.dumps(_model_object(found[0]))
             case Kind.HEALTH:
                 content, content_type = b"ok\n", b"text/plain; charset=utf-8"
@@ -202,23 +206,30 @@ class Connection:
         return b"connection: keep-alive\r\n" if head.minor == 0 else b""
 
     async def _at_engine(
-        self, head: RequestHead, path: bytes, request_id: bytes, body: bytes, holder: Holder | None
+        self, head: RequestHead, target: Target, request_id: bytes, body: bytes, holder: Holder | None
     ) -> bool:
         """Have an engine answer. Returns whether the connection can go on after it."""
         if head.length is None and not head.chunked:
             raise ApiError(411, "The request has no body.", "length_required")
-        model = model_asked(body)
+        directory = self._shared.directory
+        if target.form:
+            asked = asked_in_form(body, head.content_type)
+        else:
+            asked = asked_in_json(body, directory.table.settings.media_hosts)
+        model = asked.model
         self._shared.gate.permit(holder, model)
-        found = self._shared.directory.find(model)
+        found = directory.find(model)
         if found is None:
             raise _unknown_model(model)
-        with self._shared.gate.admit(holder, path, model, body) as ticket:
-            self._shared.directory.asked[model] += 1
+        with self._shared.gate.admit(holder, target.path, model, body) as ticket:
+            directory.asked[model] += 1
             if found[0].hold_s and not any(not engine.draining for engine in found[1]):
-                await self._shared.directory.engine_of(model, found[0].hold_s)
-                found = self._shared.directory.find(model) or found
+                await directory.engine_of(model, found[0].hold_s)
+                found = directory.find(model) or found
             lines = self._connection_line(head) + ticket.lines
-            self.exchange = Exchange(self._shared, self._send, head, request_id, model, lines, ticket.filter)
+            self.exchange = Exchange(
+                self._shared, self._send, head, request_id, model, lines, ticket.filter, target.dialect
+            )
             ticket.answer = self.exchange
             return await self.exchange.run(*found, ticket.body)
 

@@ -13,7 +13,7 @@ from attrs import frozen
 
 from llmgw.router import errors
 from llmgw.router.choose import choose
-from llmgw.router.errors import ApiError
+from llmgw.router.errors import ApiError, Dialect
 from llmgw.router.gate import Gate
 from llmgw.router.http1 import (
     MAX_HEAD_BYTES,
@@ -76,6 +76,7 @@ class Exchange:
         model: str,
         connection_line: bytes,
         events_filter: UsageFilter | None = None,
+        dialect: Dialect = Dialect.OPENAI,
     ) -> None:
         self.model = model
         self.status = 0
@@ -85,6 +86,7 @@ class Exchange:
         self.events = False
         self.tail = b""
         self._filter = events_filter
+        self._dialect = dialect
         self._shared = shared
         self._send = send
         self._head = head
@@ -338,7 +340,7 @@ class Exchange:
         )  # fmt: skip
         if sent and response.event_stream and between_chunks and self._head.minor == 1:
             gap = b"" if _ends_event(self.tail) else b"\n\n"
-            event = gap + errors.stream_event(f"The engine of {self.model} {why}.")
+            event = gap + errors.stream_event(f"The engine of {self.model} {why}.", self._dialect)
             await self._send(b"%x\r\n%b\r\n" % (len(event), event))
         raise _Broken
 

@@ -57,7 +57,7 @@ class BadMessage(Exception):
 class RequestHead:
     """What a request's head says. ``forwarded`` are its end-to-end fields as lines, ready for the engine.
 
-    ``session`` is what the client calls the conversation (``x-llmgw-session``), for engines that remember its beginning.
+    ``session`` is what the client calls the conversation: ``x-llmgw-session``.
     """
 
     method: bytes
@@ -236,7 +236,8 @@ _remembered_response = lru_cache(4096)(_response)
 _REASONS = {
     200: b"OK", 201: b"Created", 204: b"No Content", 400: b"Bad Request", 401: b"Unauthorized", 403: b"Forbidden",
     404: b"Not Found", 405: b"Method Not Allowed", 408: b"Request Timeout", 411: b"Length Required",
-    413: b"Content Too Large", 415: b"Unsupported Media Type", 417: b"Expectation Failed", 422: b"Unprocessable Content", 429: b"Too Many Requests",
+    413: b"Content Too Large", 415: b"Unsupported Media Type", 417: b"Expectation Failed",
+    422: b"Unprocessable Content", 429: b"Too Many Requests",
     431: b"Request Header Fields Too Large", 500: b"Internal Server Error", 501: b"Not Implemented",
     502: b"Bad Gateway", 503: b"Service Unavailable", 504: b"Gateway Timeout",
 }  # fmt: skip

@@ -13,7 +13,8 @@ import re
 from collections.abc import Sequence
 from urllib.parse import urlsplit
 
-_NUMERIC = re.compile(r"(?:0[xX])?[0-9a-fA-F]*(?:\.(?:0[xX])?[0-9a-fA-F]*)*")
+_NUMBER = re.compile(r"\d+|0[xX][0-9a-fA-F]*")
+_NAT64 = ipaddress.ip_network("64:ff9b::/96")
 _OURS = ("localhost", "local", "internal", "intranet", "lan", "home", "corp", "arpa", "svc", "test", "invalid")
 _CONTROL = re.compile(r"[\x00-\x20\x7f\\]")
 
@@ -49,11 +50,13 @@ def _is_public(host: str) -> bool:
     try:
         found = ipaddress.ip_address(host.partition("%")[0])
     except ValueError:
-        pass
-    else:
-        inner = getattr(found, "ipv4_mapped", None) or getattr(found, "sixtofour", None)
-        return found.is_global and not found.is_multicast and (inner is None or inner.is_global)
-    if not host.isascii() or _NUMERIC.fullmatch(host) and not host.replace(".", "").isalpha():
-        return False  # a number in another spelling, or letters that some resolver folds to digits
-    labels = host.split(".")
-    return len(labels) > 1 and all(labels) and labels[-1] not in _OURS
+        labels = host.split(".")
+        # Some resolvers fold letters beyond ASCII to others, and a last label that is a number makes an address.
+        named = host.isascii() and len(labels) > 1 and all(labels)
+        return named and labels[-1] not in _OURS and not _NUMBER.fullmatch(labels[-1])
+    inner = None
+    if isinstance(found, ipaddress.IPv6Address):
+        inner = found.ipv4_mapped or found.sixtofour
+        if found in _NAT64:
+            inner = ipaddress.IPv4Address(int(found) & 0xFFFF_FFFF)
+    return found.is_global and not found.is_multicast and (inner is None or inner.is_global)

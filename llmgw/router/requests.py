@@ -6,7 +6,7 @@ another path leads to an engine.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from enum import Enum
 from urllib.parse import unquote_to_bytes
 
@@ -29,38 +29,42 @@ class Kind(Enum):
 
 @frozen
 class Target:
-    """A route. ``form`` bodies are ``multipart/form-data``, ``media`` ones may be as large as recordings and images
-    are; ``name`` is the model's of ``/v1/models/<name>``."""
+    """A route: its ``path``, and for ``/v1/models/<name>`` the model's ``name``. ``form`` bodies are
+    ``multipart/form-data``, ``media`` ones may be as large as recordings and images are."""
 
     kind: Kind
+    path: bytes = b""
     dialect: Dialect = Dialect.OPENAI
     form: bool = False
     media: bool = False
     name: str = ""
 
 
-_ENGINE = Target(Kind.ENGINE)
-_MEDIA = Target(Kind.ENGINE, media=True)
-_FORM = Target(Kind.ENGINE, form=True, media=True)
-_ANTHROPIC = Target(Kind.ENGINE, Dialect.ANTHROPIC)
+def _routes(target: Target, paths: Iterable[bytes]) -> dict[bytes, Target]:
+    return {path: evolve(target, path=path) for path in paths}
+
+
 _POST: Mapping[bytes, Target] = {
-    b"/v1/chat/completions": _ENGINE,
-    b"/v1/completions": _ENGINE,
-    b"/v1/responses": _ENGINE,
-    b"/v1/embeddings": _ENGINE,
-    b"/v1/rerank": _ENGINE,
-    b"/v1/score": _ENGINE,
-    b"/tokenize": _ENGINE,
-    b"/detokenize": _ENGINE,
-    b"/v1/messages": _ANTHROPIC,
-    b"/v1/messages/count_tokens": _ANTHROPIC,
-    b"/v1/audio/speech": _MEDIA,
-    b"/v1/audio/transcriptions": _FORM,
-    b"/v1/audio/translations": _FORM,
-    b"/v1/images/generations": _MEDIA,
-    b"/v1/images/edits": _FORM,
-    b"/v1/images/variations": _FORM,
-}
+    **_routes(
+        Target(Kind.ENGINE),
+        (
+            b"/v1/chat/completions", b"/v1/completions", b"/v1/responses", b"/v1/embeddings", b"/v1/rerank",
+            b"/v1/score", b"/tokenize", b"/detokenize",
+        ),
+    ),
+    **_routes(
+        Target(Kind.ENGINE, dialect=Dialect.ANTHROPIC),
+        (b"/v1/messages", b"/v1/messages/count_tokens"),
+    ),
+    **_routes(
+        Target(Kind.ENGINE, media=True),
+        (b"/v1/audio/speech", b"/v1/images/generations"),
+    ),
+    **_routes(
+        Target(Kind.ENGINE, form=True, media=True),
+        (b"/v1/audio/transcriptions", b"/v1/audio/translations", b"/v1/images/edits", b"/v1/images/variations"),
+    ),
+}  # fmt: skip
 _GET: Mapping[bytes, Target] = {
     b"/v1/models": Target(Kind.MODELS),
     b"/healthz": Target(Kind.HEALTH),

@@ -84,9 +84,15 @@ _NO_PRICES: Mapping[str, Price] = MappingProxyType({})
 
 @frozen
 class RouterSettings:
-    """How the router treats requests. Times in seconds, sizes in bytes; ``prices`` by model."""
+    """How the router treats requests. Times in seconds, sizes in bytes; ``prices`` by model.
+
+    ``max_media_bytes`` is for routes that take recordings and images. ``media_hosts`` are the hosts that addresses in
+    requests may name; one that begins with a dot stands for all names below it, none for every public host.
+    """
 
     max_body_bytes: int = 8 * 1024 * 1024
+    max_media_bytes: int = 64 * 1024 * 1024
+    media_hosts: tuple[str, ...] = ()
     connect_timeout_s: float = 2.0
     first_byte_timeout_s: float = 600.0
     idle_timeout_s: float = 120.0

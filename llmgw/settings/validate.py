@@ -36,6 +36,7 @@ _ADAPTER = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,63}(?::[0-9]{1,3})?")
 NODE_ID = re.compile(r"[A-Za-z0-9](?:[A-Za-z0-9._-]{0,62}[A-Za-z0-9])?")
 _TRUST_DOMAIN = re.compile(r"[a-z0-9](?:[a-z0-9._-]{0,253}[a-z0-9])?")
 _LARGEST_BODY = 1024 * 1024 * 1024
+_MEDIA_HOST = re.compile(r"\.?[A-Za-z0-9-]+(?:\.[A-Za-z0-9-]+)*|[0-9A-Fa-f:]+")
 
 
 def _at(path: Path, rules: Iterator[Rule]) -> Iterator[Rule]:
@@ -224,8 +225,12 @@ def _endpoint(url: str) -> Iterator[Rule]:
 
 
 def _router(router: RouterSettings) -> Iterator[Rule]:
-    if not 1024 <= router.max_body_bytes <= _LARGEST_BODY:
-        yield ("max_body_bytes",), f"expected 1024 to {_LARGEST_BODY}, found {router.max_body_bytes}", ""
+    for name in ("max_body_bytes", "max_media_bytes"):
+        if not 1024 <= getattr(router, name) <= _LARGEST_BODY:
+            yield (name,), f"expected 1024 to {_LARGEST_BODY}, found {getattr(router, name)}", ""
+    for index, host in enumerate(router.media_hosts):
+        if not _MEDIA_HOST.fullmatch(host):
+            yield ("media_hosts", index), f"{host!r} is no host name", "write cdn.example.org, or .example.org for all"
     for name in ("connect_timeout_s", "first_byte_timeout_s", "idle_timeout_s"):
         if getattr(router, name) <= 0:
             yield (name,), f"expected more than 0 seconds, found {getattr(router, name):g}", ""

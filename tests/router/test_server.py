@@ -172,6 +172,12 @@ async def test_own_routes() -> None:
         (b"POST /v1/chat/completions HTTP/1.1\r\nhost: g\r\ncontent-length: 4\r\n\r\n" + b"\xff\xfe{}", 400, "invalid_json"),
         (b"POST /v1/chat/completions HTTP/1.1\r\nhost: g\r\n\r\n", 411, "length_required"),
         (b"POST /v1/chat/completions HTTP/1.1\r\nhost: g\r\ncontent-length: 99999999\r\n\r\n", 413, "body_too_large"),
+        (b"POST /v1/chat/completions HTTP/1.1\r\nhost: g\r\ncontent-length: 25\r\n\r\n" + b'{"model":"m","model":"m"}', 400, "invalid_body"),
+        (b"POST /v1/chat/completions HTTP/1.1\r\nhost: g\r\ncontent-encoding: gzip\r\ncontent-length: 2\r\n\r\n\x1f\x8b", 415, "bad_request"),
+        (b"POST /v1/audio/transcriptions HTTP/1.1\r\nhost: g\r\ncontent-length: 13\r\n\r\n" + b'{"model":"m"}', 400, "invalid_body"),
+        (b"POST /pause HTTP/1.1\r\nhost: g\r\ncontent-length: 0\r\n\r\n", 404, "not_found"),
+        (b"POST /update_weights HTTP/1.1\r\nhost: g\r\ncontent-length: 0\r\n\r\n", 404, "not_found"),
+        (b"POST /tokenize/ HTTP/1.1\r\nhost: g\r\ncontent-length: 0\r\n\r\n", 404, "not_found"),
         (b"GET /v1/chat/completions HTTP/1.1\r\nhost: g\r\n\r\n", 405, "method_not_allowed"),
         (b"POST /v1/models HTTP/1.1\r\nhost: g\r\ncontent-length: 0\r\n\r\n", 405, "method_not_allowed"),
         (b"GET / HTTP/1.1\r\nhost: g\r\n\r\n", 404, "not_found"),
@@ -202,6 +208,49 @@ async def test_refused_in_the_apis_own_words_and_never_forwarded(request_: bytes
             assert fields[b"retry-after"] == b"2"
             assert error["message"] == "No replica of empty is ready: it is loading (45 %)."
         assert it.engines[0].requests == []
+
+
+PATHS = (
+    b"/v1/chat/completions", b"/v1/completions", b"/v1/responses", b"/v1/embeddings", b"/v1/rerank", b"/v1/score",
+    b"/tokenize", b"/detokenize", b"/v1/messages", b"/v1/messages/count_tokens", b"/v1/audio/speech",
+    b"/v1/images/generations",
+)  # fmt: skip
+FORM = b'--b\r\nContent-Disposition: form-data; name="model"\r\n\r\nm\r\n--b--\r\n'
+
+
+async def test_every_route_of_an_engine_passes_bytes_on_as_they_are() -> None:
+    async with router(e.answers) as it, it.client() as client:
+        for path in PATHS:
+            await client.post(b'{"model": "m" }', path)
+            assert (await client.answer())[0] == 200
+        forms = (b"/v1/audio/transcriptions", b"/v1/audio/translations", b"/v1/images/edits", b"/v1/images/variations")
+        for path in forms:
+            await client.post(FORM, path, b"content-type: multipart/form-data; boundary=b\r\n")
+            assert (await client.answer())[0] == 200
+        sent = [(head.split(b" ")[1], body) for head, body in it.engines[0].requests]
+        assert sent == [*((path, b'{"model": "m" }') for path in PATHS), *((path, FORM) for path in forms)]
+
+
+async def test_recordings_and_images_may_be_larger() -> None:
+    async with router(e.answers, max_body_bytes=1024, max_media_bytes=4096) as it, it.client() as client:
+        body = b'{"model": "m", "input": "' + b"x" * 2000 + b'"}'
+        await client.post(body, b"/v1/audio/speech")
+        assert (await client.answer())[0] == 200
+        await client.post(body)
+        assert (await client.answer())[0] == 413
+
+
+async def test_anthropic_s_routes_have_its_errors() -> None:
+    async with router(e.dies_in_the_stream) as it, it.client() as client:
+        for model, status, kind in (("nope", 404, "not_found_error"), ("empty", 503, "overloaded_error")):
+            await client.post(json.dumps({"model": model}).encode(), b"/v1/messages")
+            found, _, body = await client.answer()
+            error = json.loads(body)
+            assert (found, error["type"], error["error"]["type"]) == (status, "error", kind)
+            assert set(error["error"]) == {"type", "message"}
+        await client.post(path=b"/v1/messages")
+        events = (await client.rest()).decode()
+        assert 'event: error\ndata: {"type":"error","error":{"type":"api_error"' in events
 
 
 async def test_a_wrong_request_keeps_the_connection_where_its_end_is_known() -> None:
