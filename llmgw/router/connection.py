@@ -13,6 +13,7 @@ import trio
 
 from llmgw.router import errors
 from llmgw.router.body import asked_in_json
+from llmgw.router.choose import conversation
 from llmgw.router.errors import ApiError, Dialect
 from llmgw.router.exchange import Exchange, Shared
 from llmgw.router.form import asked_in_form
@@ -21,6 +22,7 @@ from llmgw.router.keys import Holder
 from llmgw.router.requests import Kind, Target, target_of
 from llmgw.router.sockets import Peer
 from llmgw.router.table import Route
+from llmgw.settings.catalog import Balance
 
 HEAD_S = 10.0
 IDLE_S = 75.0
@@ -32,6 +34,9 @@ _KEYED = frozenset({Kind.ENGINE, Kind.MODELS, Kind.MODEL})
 _READ_ANYWAY_BYTES = 64 * 1024
 """So much of a refused client's body is read, so that it hears why on a connection that lives on; with more of it on
 its way, closing would take the answer with it."""
+
+_ANSWER_TOKENS = 256
+"""How many new tokens a request counts for that does not bound them."""
 
 
 class Connection:
@@ -179,7 +184,7 @@ class Connection:
                 found = directory.find(target.name)
                 if found is None:
                     raise _unknown_model(target.name)
-                content = orjson.dumps(_model_object(found[0]))
+                content = orjson.dumps(_model_object(found.route))
             case Kind.HEALTH:
                 content, content_type = b"ok\n", b"text/plain; charset=utf-8"
             case Kind.READY:
@@ -218,20 +223,22 @@ class Connection:
             asked = asked_in_json(body, directory.table.settings.media_hosts)
         model = asked.model
         self._shared.gate.permit(holder, model)
-        found = directory.find(model)
-        if found is None:
+        served = directory.find(model)
+        if served is None:
             raise _unknown_model(model)
         with self._shared.gate.admit(holder, target.path, model, body) as ticket:
             directory.asked[model] += 1
-            if found[0].hold_s and not any(not engine.draining for engine in found[1]):
-                await directory.engine_of(model, found[0].hold_s)
-                found = directory.find(model) or found
+            served = await directory.turn(served, "" if holder is None else holder.key.id)
             lines = self._connection_line(head) + ticket.lines
             self.exchange = Exchange(
                 self._shared, self._send, head, request_id, model, lines, ticket.filter, target.dialect
             )
             ticket.answer = self.exchange
-            return await self.exchange.run(*found, ticket.body)
+            key = None
+            if len(served.engines) > 1 and (head.session or served.route.routing.balance is Balance.PREFIX):
+                key = conversation(asked.start, head.session)
+            tokens = len(body) // 4 + (asked.most_tokens or _ANSWER_TOKENS)
+            return await self.exchange.run(served, ticket.body, tokens, key)
 
 
 def _model_object(route: Route) -> dict[str, object]:

@@ -6,7 +6,8 @@ the server's sweeper looks at.
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Sequence
+import math
+from collections.abc import Awaitable, Callable
 from typing import NoReturn
 
 from attrs import frozen
@@ -25,9 +26,8 @@ from llmgw.router.http1 import (
     parse_response,
 )
 from llmgw.router.metrics import RouterMetrics
-from llmgw.router.pool import Directory, Engine
+from llmgw.router.pool import Directory, Engine, Served
 from llmgw.router.sockets import Peer
-from llmgw.router.table import Route
 from llmgw.router.usage import TAIL_BYTES, usage_of
 from llmgw.router.usage_filter import UsageFilter
 from llmgw.telemetry.logging import logger
@@ -52,12 +52,13 @@ class Shared:
 
 
 class EngineFailed(Exception):
-    """An engine gave no answer, or not all of it; nothing of it was passed on yet."""
+    """An engine gave no answer, or not all of it; nothing of it was passed on yet. ``busy``: it has no room."""
 
-    def __init__(self, reason: str, *, timed_out: bool = False) -> None:
+    def __init__(self, reason: str, *, timed_out: bool = False, busy: bool = False) -> None:
         super().__init__(reason)
         self.reason = reason
         self.timed_out = timed_out
+        self.busy = busy
 
 
 class Exchange:
@@ -97,67 +98,84 @@ class Exchange:
         self._tried: set[int] = set()
         self._upstream: Peer | None = None
         self._deadline: float | None = None
-        self._gave_up = False
+        self._patience_s = 0.0
+        self._ends = math.inf
+        self._gave_up = ""
+        self._others = False
 
     def sweep(self, now: float) -> None:
-        """Give an engine up that was silent for too long."""
-        if self._deadline is not None and now > self._deadline and self._upstream is not None:
-            self._gave_up = True
-            self._deadline = None
-            self._upstream.abort()
+        """Give an engine up that was silent for too long, or a request that took too long in all."""
+        if self._upstream is None:
+            return
+        if now > self._ends:
+            self._gave_up = f"took longer than {self._timeouts.total_s:g} s"
+        elif self._deadline is not None and now > self._deadline:
+            self._gave_up = f"sent nothing for {self._patience_s:g} s"
+        else:
+            return
+        self._deadline, self._ends = None, math.inf
+        self._upstream.abort()
 
-    async def run(self, route: Route, engines: Sequence[Engine], body: bytes) -> bool:
+    async def run(self, served: Served, body: bytes, tokens: int, key: int | None) -> bool:
         """Find an engine and pass its answer on. Returns whether the client's connection can go on after it.
 
-        Raises :class:`ApiError` when no engine gave an answer; nothing was sent to the client then.
+        ``tokens`` is about how many the request has, and ``key`` that of its conversation. Raises :class:`ApiError`
+        when no engine gave an answer; nothing was sent to the client then.
         """
-        head, request_id, model = self._head, self._request_id, route.model
+        head, request_id, model = self._head, self._request_id, served.route.model
+        directory, engines = self._shared.directory, served.engines
         start = head.method + b" " + head.target + b" HTTP/1.1\r\n"
         fields = head.forwarded + b"x-request-id: %b\r\ncontent-length: %d\r\n\r\n" % (request_id, len(body))
-        last = ""
-        for _ in range(1 + _RETRIES):
+        self._timeouts = served.timeouts
+        self._ends = self._began + served.timeouts.total_s
+        served.budget.request()
+        failed: EngineFailed | None = None
+        while len(self._tried) <= _RETRIES and (failed is None or served.budget.retry()):
             now = self._shared.clock()
-            index = choose(engines, self._tried, int(now * 1000) + len(self._tried), now)
-            if index is None:
+            choice = choose(engines, self._tried.union(served.busy_ones()), now, directory.draw(), key)
+            if choice is None and (choice := choose(engines, self._tried, now, 0.0)) is None:
                 break
-            engine = engines[index]
-            self._tried.add(index)
-            with engine.busy():
+            engine = engines[choice.index]
+            self._shared.metrics.chosen(model, choice.reason)
+            self._tried.add(choice.index)
+            self._others = len(self._tried) <= _RETRIES and any(
+                not e.draining for n, e in enumerate(engines) if n not in self._tried
+            )
+            with directory.busy(engine, tokens):
                 try:
                     return await self._ask(engine, start + engine.head_lines + fields, body)
-                except EngineFailed as failed:
-                    last = failed.reason
-                    engine.failed(self._shared.clock())
-                    self._shared.metrics.retried(model, engine.endpoint.id)
-                    _log.warning(
-                        "engine failed", model=model, endpoint=engine.endpoint.id, reason=last,
-                        request_id=request_id.decode(),
-                    )  # fmt: skip
-                    if failed.timed_out:
-                        raise ApiError(
-                            504, f"The engine of {model} did not answer in time.", "engine_timeout"
-                        ) from failed
-        if last:
-            raise ApiError(502, f"No engine of {model} gave an answer; the last one {last}.", "engine_failed")
-        why = f": it {route.public}" if route.public else ""
+                except EngineFailed as caught:
+                    failed = caught
+                    if not failed.busy:
+                        engine.health.failed(self._shared.clock())
+            self._shared.metrics.retried(model, engine.endpoint.id)
+            _log.warning(
+                "engine failed", model=model, endpoint=engine.endpoint.id, reason=failed.reason,
+                request_id=request_id.decode(),
+            )  # fmt: skip
+            if failed.timed_out:
+                raise ApiError(504, f"The engine of {model} did not answer in time.", "engine_timeout") from failed
+        if failed is not None:
+            raise ApiError(502, f"No engine of {model} gave an answer; the last one {failed.reason}.", "engine_failed")
+        why = f": it {served.route.public}" if served.route.public else ""
         raise ApiError(503, f"No replica of {model} is ready{why}.", "no_ready_replica", retry_after_s=_RETRY_AFTER_S)
 
     async def _ask(self, engine: Engine, head: bytes, body: bytes) -> bool:
         """One engine, on a kept connection or a new one. Raises :class:`EngineFailed` as long as it can be retried."""
-        settings = self._shared.directory.table.settings
+        timeouts = self._timeouts
         request = head + body if len(body) < _JOIN_BYTES else head
         while True:
             peer = engine.take_idle(self._shared.clock())
             reused = peer is not None
             if peer is None:
                 try:
-                    peer = await engine.connect(settings.connect_timeout_s)
+                    peer = await engine.connect(timeouts.connect_s)
                 except OSError as failed:
                     raise EngineFailed(f"cannot be reached ({failed.strerror or failed})") from failed
             keep = False
-            self._upstream, self._gave_up = peer, False
+            self._upstream, self._gave_up = peer, ""
             try:
-                self._deadline = self._shared.clock() + settings.first_byte_timeout_s
+                self._wait(timeouts.first_byte_s)
                 try:
                     await peer.send(request)
                     if len(body) >= _JOIN_BYTES:
@@ -169,7 +187,7 @@ class Exchange:
                     cause = "closed the connection before its answer"
                 if not first:
                     if self._gave_up:
-                        raise EngineFailed(f"sent nothing for {settings.first_byte_timeout_s:g} s", timed_out=True)
+                        raise EngineFailed(self._gave_up, timed_out=True)
                     if reused:
                         continue  # it had closed the kept connection meanwhile; that says nothing about the engine
                     raise EngineFailed(cause)
@@ -184,9 +202,13 @@ class Exchange:
                 else:
                     peer.close()
 
+    def _wait(self, seconds: float) -> None:
+        self._patience_s = seconds
+        self._deadline = self._shared.clock() + seconds
+
     async def _more(self, peer: Peer) -> bytes:
         """More of the engine's answer; its time to the next bytes begins anew."""
-        self._deadline = self._shared.clock() + self._shared.directory.table.settings.idle_timeout_s
+        self._wait(self._timeouts.idle_s)
         try:
             return await peer.receive()
         except OSError:
@@ -203,7 +225,9 @@ class Exchange:
                     if len(data) > MAX_HEAD_BYTES:
                         raise BadMessage(502, "the engine's head is too long")
                     if not (more := await self._more(peer)):
-                        raise EngineFailed("closed the connection within its head", timed_out=self._gave_up)
+                        raise EngineFailed(
+                            self._gave_up or "closed the connection within its head", timed_out=bool(self._gave_up)
+                        )
                     data += more
                 response = parse_response(data[: end + 4])
                 data = data[end + 4 :]
@@ -214,12 +238,20 @@ class Exchange:
                 if not (data := await self._more(peer)):
                     if not response.chunked and response.length is None and not self._gave_up:
                         break  # a body that ends with the connection, and is empty
-                    raise EngineFailed("closed the connection before its answer's body", timed_out=self._gave_up)
+                    raise EngineFailed(
+                        self._gave_up or "closed the connection before its answer's body",
+                        timed_out=bool(self._gave_up),
+                    )
         except BadMessage as bad:
             raise EngineFailed(bad.reason) from bad
         self._first_byte = self._shared.clock()
+        if response.status == 503 and self._others:
+            raise EngineFailed("has no room (503)", busy=True)
         self.status, self.events = response.status, response.event_stream
-        engine.worked()
+        if response.status < 500:
+            engine.health.worked()
+        else:
+            engine.health.erred(self._first_byte)
         try:
             keep = await self._relay(peer, response, data, engine, bodiless=bodiless)
             self.whole = True
@@ -272,7 +304,7 @@ class Exchange:
             if end >= 0:
                 return exact
             if not (data := await self._more(peer)):
-                why = "stood still for too long" if self._gave_up else "ended the connection within its answer"
+                why = self._gave_up or "ended the connection within its answer"
                 between = walker.between_chunks or events is not None
                 await self._break(engine, response, why, between_chunks=between, sent=True)
 
@@ -291,7 +323,7 @@ class Exchange:
             if left == 0:
                 return exact
             if not (data := await self._more(peer)):
-                why = "stood still for too long" if self._gave_up else "ended the connection within its answer"
+                why = self._gave_up or "ended the connection within its answer"
                 await self._break(engine, response, why, between_chunks=False, sent=True)
             exact = exact and len(data) <= left
             data = data[:left]
@@ -320,7 +352,9 @@ class Exchange:
         except BadMessage as bad:
             await self._break(engine, response, bad.reason, between_chunks=False, sent=True)
         if self._gave_up or (decoder is not None and not decoder.finished):
-            await self._break(engine, response, "ended within its answer", between_chunks=chunks_out, sent=True)
+            await self._break(
+                engine, response, self._gave_up or "ended within its answer", between_chunks=chunks_out, sent=True
+            )
         rest = b"" if events is None else events.rest()
         if chunks_out:
             await self._send((b"%x\r\n%b\r\n" % (len(rest), rest) if rest else b"") + b"0\r\n\r\n")
@@ -333,7 +367,7 @@ class Exchange:
     ) -> NoReturn:
         """An answer ends in its middle: say so in the stream where that is possible, and never end it cleanly."""
         self._shared.metrics.broken(self.model, engine.endpoint.id)
-        engine.failed(self._shared.clock())
+        engine.health.failed(self._shared.clock())
         _log.warning(
             "answer cut short", model=self.model, endpoint=engine.endpoint.id, reason=why,
             request_id=self._request_id.decode(),

@@ -29,6 +29,7 @@ from llmgw.router.wire import (
     Drain,
     Failed,
     FromWorker,
+    Full,
     Hello,
     Keys,
     KeysHeld,
@@ -169,6 +170,8 @@ class Worker:
                 match message:
                     case UseTable(table=table):
                         self._server.use(table)
+                    case Full(engines=engines):
+                        self._server.directory.fill(engines)
                     case Keys(base=base, upto=upto, keys=keys, last=last):
                         held = self._server.gate.keys
                         held.apply(base, upto, keys, last=last)

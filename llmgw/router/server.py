@@ -51,7 +51,7 @@ class RouterServer:
 
     def __init__(self, clock: Callable[[], float] = trio.current_time, counts: Counts | None = None) -> None:
         self.directory = Directory()
-        self.metrics = RouterMetrics(self.directory.in_flight)
+        self.metrics = RouterMetrics(self.directory.in_flight, lambda: self.directory.waiting)
         self.gate = Gate(lambda: self.directory.table.settings if self._has_table else None, counts)
         self.metrics.add(self.gate)
         self._clock = clock

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from attrs import field, frozen
 
+from llmgw.settings.catalog import Routing
 from llmgw.settings.document import RouterSettings
 
 
@@ -42,6 +43,7 @@ class Route:
     state: str = ""
     ready: int | None = None
     wanted: int = 0
+    routing: Routing = Routing()
 
 
 @frozen

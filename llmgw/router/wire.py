@@ -84,6 +84,13 @@ class UseTable:
 
 
 @frozen
+class Full:
+    """Control plane: the engines, by endpoint id, that say that they have no room."""
+
+    engines: tuple[str, ...]
+
+
+@frozen
 class Keys:
     """Control plane: the keys that changed after version ``base`` up to ``upto``, ``last`` when there are no more."""
 
@@ -116,7 +123,7 @@ class Drain:
 
 
 FromWorker = Hello | Serving | Load | Failed | KeysHeld | Usage
-ToWorker = UseTable | Keys | Spent | UsageKept | Drain
+ToWorker = UseTable | Full | Keys | Spent | UsageKept | Drain
 
 _KINDS: dict[str, type] = {
     "hello": Hello,
@@ -124,6 +131,7 @@ _KINDS: dict[str, type] = {
     "load": Load,
     "failed": Failed,
     "table": UseTable,
+    "full": Full,
     "drain": Drain,
     "keys": Keys,
     "keys_held": KeysHeld,

@@ -21,6 +21,7 @@ from llmgw.router.table import Table
 from llmgw.router.wire import (
     Drain,
     Failed,
+    Full,
     Hello,
     Keys,
     KeysHeld,
@@ -85,6 +86,7 @@ class RouterWorker:
         self._config = config
         self._log_config = log
         self._table: Table | None = None
+        self._full: tuple[str, ...] = ()
         self._pushed = trio.Event()
         self._channel: Channel | None = None
         self._hello: Hello | None = None
@@ -132,6 +134,12 @@ class RouterWorker:
                 await self._held.wait()
             return True
         return False
+
+    def fill(self, full: tuple[str, ...]) -> None:
+        """These engines say that they have no room."""
+        if full != self._full:
+            self._full = full
+            self._pushed.set()
 
     async def run(self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
         """Keep one worker serving until cancelled. Started once one serves.
@@ -290,6 +298,7 @@ class RouterWorker:
     async def _feed(self, channel: Channel, kept: list[UsageKept], keys: int, scope: trio.CancelScope) -> None:
         """Send the newest table and what is new of the keys, and each one after it."""
         table: Table | None = None
+        full: tuple[str, ...] = ()
         mark = 0
         whole = False
         try:
@@ -298,6 +307,9 @@ class RouterWorker:
                 if self._table is not None and self._table is not table:
                     table = self._table
                     await channel.send(UseTable(table))
+                if full != self._full:
+                    full = self._full
+                    await channel.send(Full(full))
                 while kept:
                     await channel.send(kept.pop(0))
                 source = self._keys

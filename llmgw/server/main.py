@@ -104,6 +104,7 @@ class Server:
         keys = KeyBook(SqliteKeys(self._store), router, Path(self._config.state_dir) / COUNTS_FOLDER, time.time)
         await keys.load()
         router.serve_keys(keys)
+        cluster.full = router.fill
         jobs = Jobs(
             self._store, cluster.epoch, lambda: cluster.settings, cluster.nodes,
             lambda node, commands: agents.dispatch(node, commands), time.time,

@@ -56,7 +56,12 @@ def routes(settings: Settings, state: ClusterState, views: Mapping[str, ModelVie
         if model.endpoints:
             count = len(model.endpoints)
             there = tuple(_static(url) for url in model.endpoints)
-            made.append(Route(model.name, there, "is served elsewhere", created, state="static", wanted=count))
+            made.append(
+                Route(
+                    model.name, there, "is served elsewhere", created, state="static", wanted=count,
+                    routing=model.routing,
+                )
+            )  # fmt: skip
             continue
         replicas = rows.get(model.name, ())
         serving = [(e, r.profile.served(model.name)) for r in replicas if (e := _served(r, state)) is not None]
@@ -64,7 +69,7 @@ def routes(settings: Settings, state: ClusterState, views: Mapping[str, ModelVie
         hold_s = scaling.hold_s if scaling is not None and scaling.min == 0 else 0.0
         for name in model.names:
             endpoints = tuple(endpoint for endpoint, served in serving if name in served)
-            route = Route(name, endpoints, "", created, hold_s)
+            route = Route(name, endpoints, "", created, hold_s, routing=model.routing)
             if view is not None:
                 # The model is ready, and an adapter of it may not be yet.
                 said = view.public if endpoints or not view.ready else "is being updated"

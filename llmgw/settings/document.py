@@ -96,6 +96,7 @@ class RouterSettings:
     connect_timeout_s: float = 2.0
     first_byte_timeout_s: float = 600.0
     idle_timeout_s: float = 120.0
+    total_timeout_s: float = 3600.0
     auth: Auth = Auth.OPEN
     prices: Mapping[str, Price] = field(default=_NO_PRICES, hash=False)
 

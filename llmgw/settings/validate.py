@@ -14,7 +14,7 @@ import attrs
 
 from llmgw.hardware.fabric import FabricRule
 from llmgw.hardware.gpu import compute_capability
-from llmgw.settings.catalog import EngineKind, Model, Profile
+from llmgw.settings.catalog import EngineKind, Model, Profile, Routing
 from llmgw.settings.daemon import Address, AgentConfig, ServerConfig
 from llmgw.settings.document import Liveness, RouterSettings, Settings, WeightsRules
 from llmgw.settings.faults import Path
@@ -118,6 +118,7 @@ def _model(model: Model) -> Iterator[Rule]:
         yield ("min_run_s",), f"expected at least 0 seconds, found {model.min_run_s:g}", ""
     if model.scaling is not None:
         yield from _at(("scaling",), _scaling(model))
+    yield from _at(("routing",), _routing(model.routing))
     seen: set[str] = set()
     for index, profile in enumerate(model.profiles):
         path: Path = ("profiles", index)
@@ -134,6 +135,17 @@ def _model(model: Model) -> Iterator[Rule]:
         yield from _at(("endpoints", index), _endpoint(url))
         if url in model.endpoints[:index]:
             yield ("endpoints", index), f"{url} stands here twice", "remove one"
+
+
+def _routing(routing: Routing) -> Iterator[Rule]:
+    if routing.concurrency is not None and routing.concurrency < 1:
+        yield ("concurrency",), f"expected at least 1, found {routing.concurrency}", "leave it out for no bound"
+    if routing.queue < 0:
+        yield ("queue",), f"expected at least 0, found {routing.queue}", ""
+    for name in ("queue_s", "first_byte_timeout_s", "idle_timeout_s", "total_timeout_s"):
+        value = getattr(routing, name)
+        if value is not None and value <= 0:
+            yield (name,), f"expected more than 0 seconds, found {value:g}", ""
 
 
 def _scaling(model: Model) -> Iterator[Rule]:
@@ -231,7 +243,7 @@ def _router(router: RouterSettings) -> Iterator[Rule]:
     for index, host in enumerate(router.media_hosts):
         if not _MEDIA_HOST.fullmatch(host):
             yield ("media_hosts", index), f"{host!r} is no host name", "write cdn.example.org, or .example.org for all"
-    for name in ("connect_timeout_s", "first_byte_timeout_s", "idle_timeout_s"):
+    for name in ("connect_timeout_s", "first_byte_timeout_s", "idle_timeout_s", "total_timeout_s"):
         if getattr(router, name) <= 0:
             yield (name,), f"expected more than 0 seconds, found {getattr(router, name):g}", ""
     for name, price in router.prices.items():

@@ -11,9 +11,10 @@ import trio
 import trio.testing
 from attrs import evolve
 
-from llmgw.router.pool import HELD_MOST
+from llmgw.router.health import ERRORS, RETRIES_SAVED, RETRY_SHARE
 from llmgw.router.server import RouterServer, listen
 from llmgw.router.table import Endpoint, Route, Table
+from llmgw.settings.catalog import Balance, Routing
 from llmgw.settings.daemon import Address
 from llmgw.settings.document import RouterSettings
 from tests.router import engines as e
@@ -416,7 +417,7 @@ async def test_a_stream_that_stands_still_is_cut() -> None:
         await client.post()
         await client.head()
         rest = await client.rest()
-        assert b"stood still" in rest
+        assert b"sent nothing for 0.3 s" in rest
         assert not rest.endswith(b"0\r\n\r\n")
 
 
@@ -454,6 +455,8 @@ async def test_the_least_loaded_engine_is_taken() -> None:
         it.client() as two,
         it.client() as three,
     ):
+        route = it.server.directory.table.routes[0]
+        it.server.use(Table(2, (evolve(route, routing=Routing(balance=Balance.LEAST)),)))
         for client in (one, two):
             await client.post()
             await client.head()
@@ -557,12 +560,148 @@ async def test_a_held_request_ends_with_its_time_its_client_or_its_model(
 
 
 async def test_only_so_many_requests_wait() -> None:
-    async with router() as it:
-        it.server.use(Table(2, (Route("m", (), "is starting", hold_s=60),)))
-        it.server.directory.waiting["m"] = HELD_MOST
-        async with it.client() as client:
+    async with router() as it, it.client() as first, it.client() as second:
+        it.server.use(Table(2, (Route("m", (), "is starting", hold_s=60, routing=Routing(queue=1)),)))
+        await first.post()
+        with trio.fail_after(2):
+            while it.server.directory.waiting != {"m": 1}:
+                await trio.sleep(0.001)
+            await second.post()
+            status, fields, body = await second.answer()
+        assert (status, json.loads(body)["error"]["code"]) == (503, "overloaded")
+        assert 1 <= int(fields[b"retry-after"]) <= 5
+
+
+async def test_an_engine_has_no_more_requests_than_it_may_have_and_the_next_takes_the_place() -> None:
+    async with router(e.begins_a_stream, e.answers) as it, it.client() as one, it.client() as two, it.client() as three:
+        first = it.server.directory.table.routes[0].endpoints[0]
+        route = Route("m", (first,), routing=Routing(concurrency=1))
+        it.server.use(Table(2, (route,)))
+        await one.post()
+        await one.head()
+        await two.post()
+        await three.post()
+        with trio.fail_after(2):
+            while it.server.directory.waiting != {"m": 2}:
+                await trio.sleep(0.001)
+        await trio.aclose_forcefully(one.stream)
+        with trio.fail_after(2):
+            await two.head()
+        assert it.server.directory.waiting == {"m": 1}
+        assert it.server.directory.outstanding()["e0"] == 1
+        second = Endpoint("e1", "127.0.0.1", it.engines[1].port)
+        it.server.use(Table(3, (evolve(route, endpoints=(first, second)),)))
+        with trio.fail_after(2):
+            assert (await three.answer())[0] == 200, "a new engine takes those that wait"
+        assert it.server.directory.waiting == {}
+
+
+async def test_a_request_that_leaves_when_its_turn_has_come_gives_the_place_to_the_next() -> None:
+    async with router(e.begins_a_stream) as it, it.client() as one, it.client() as two, it.client() as three:
+        route = Route("m", it.server.directory.table.routes[0].endpoints, routing=Routing(concurrency=1))
+        it.server.use(Table(2, (route,)))
+        await one.post()
+        await one.head()
+        for client, count in ((two, 1), (three, 2)):
             await client.post()
-            assert (await client.answer())[0] == 503
+            with trio.fail_after(2):
+                while it.server.directory.waiting != {"m": count}:
+                    await trio.sleep(0.001)
+        # Both in one turn of the loop: the place is given to the second, which is gone at the same time.
+        await trio.aclose_forcefully(one.stream)
+        await trio.aclose_forcefully(two.stream)
+        with trio.fail_after(2):
+            await three.head()
+
+
+async def test_nobody_waits_longer_for_an_engine_than_the_queue_s_time(autojump_clock: trio.testing.MockClock) -> None:
+    async with router(e.says_nothing) as it, it.client() as one, it.client() as two:
+        route = Route("m", it.server.directory.table.routes[0].endpoints, routing=Routing(concurrency=1, queue_s=7))
+        it.server.use(Table(2, (route,)))
+        await one.post()
+        await trio.sleep(1)
+        await two.post()
+        began = trio.current_time()
+        status, _, body = await two.answer()
+        assert (status, json.loads(body)["error"]["code"]) == (503, "overloaded")
+        assert 7 <= trio.current_time() - began < 8
+        assert it.server.directory.waiting == {}
+
+
+async def test_a_request_that_takes_too_long_in_all_is_ended(autojump_clock: trio.testing.MockClock) -> None:
+    async def drips(visit: e.Visit) -> None:
+        await visit.request()
+        await visit.send(e.EVENTS)
+        while True:
+            await visit.send(e.event(b'{"n":1}'))
+            await trio.sleep(1)
+
+    async with router(drips, total_timeout_s=20) as it, it.client() as client:
+        began = trio.current_time()
+        await client.post()
+        events = await client.rest()
+        assert 20 <= trio.current_time() - began < 21
+        assert b"took longer than 20 s" in events
+        assert b"[DONE]" not in events
+
+
+async def test_an_engine_without_room_is_passed_over_and_its_own_word_passed_on_where_it_is_the_only_one() -> None:
+    async def full(visit: e.Visit) -> None:
+        while True:
+            await visit.request()
+            await visit.send(b"HTTP/1.1 503 Service Unavailable\r\ncontent-length: 4\r\n\r\nfull")
+
+    async with router(full, e.answers) as it, it.client() as client:
+        for _ in range(6):
+            await client.post()
+            assert (await client.answer())[0] == 200
+        route = it.server.directory.table.routes[0]
+        it.server.use(Table(2, (evolve(route, endpoints=route.endpoints[:1]),)))
+        await client.post()
+        assert (await client.answer())[::2] == (503, b"full")
+
+
+async def test_an_engine_that_answers_with_errors_is_left_alone_but_not_for_a_client_s_mistakes() -> None:
+    def with_status(status: int) -> Script:
+        async def script(visit: e.Visit) -> None:
+            while True:
+                await visit.request()
+                await visit.send(b"HTTP/1.1 %d X\r\ncontent-length: 0\r\n\r\n" % status)
+
+        return script
+
+    for status, asked in ((500, ERRORS), (400, 20)):
+        async with router(with_status(status), e.answers) as it, it.client() as client:
+            found = [0, 0]
+            for n in range(60):
+                await client.post(b'{"model":"m","prompt":"%d"}' % n)
+                found[(await client.answer())[0] == 200] += 1
+            assert found[1] >= 20
+            assert len(it.engines[0].requests) == asked if status == 500 else len(it.engines[0].requests) >= asked
+
+
+async def test_failures_of_all_engines_are_not_made_worse_by_trying_again() -> None:
+    async with router(e.dies_at_once, e.dies_at_once, e.dies_at_once) as it:
+        for _ in range(100):
+            async with it.client() as client:
+                await client.post()
+                assert (await client.answer())[0] == 502
+        assert sum(len(x.requests) for x in it.engines) <= 100 + RETRIES_SAVED + 100 * RETRY_SHARE
+
+
+async def test_a_conversation_stays_with_its_engine() -> None:
+    async with router(e.answers, e.answers, e.answers) as it, it.client() as client:
+        for n in range(12):
+            body = {"model": "m", "messages": [{"role": "user", "content": "hello"}, *[{"role": "x"}] * n]}
+            await client.post(json.dumps(body).encode())
+            await client.answer()
+        assert sorted(len(x.requests) for x in it.engines) == [0, 0, 12]
+        for n in range(12):
+            await client.post(b'{"model":"m","prompt":"%d"}' % n, fields=b"x-llmgw-session: s-1\r\n")
+            await client.answer()
+        assert sum(len(x.requests) == 12 for x in it.engines) == 2 or max(len(x.requests) for x in it.engines) == 24
+        assert all(b"x-llmgw" not in head.lower() for x in it.engines for head, _ in x.requests)
+        assert it.metric('llmgw_router_choices_total{model="m",reason="affinity"} 24.0')
 
 
 async def test_clients_that_come_and_go_leave_nothing_behind() -> None:
