@@ -28,7 +28,7 @@ from llmgw.router.http1 import (
 from llmgw.router.metrics import RouterMetrics
 from llmgw.router.pool import Directory, Engine, Served
 from llmgw.router.sockets import Peer
-from llmgw.router.usage import TAIL_BYTES, usage_of
+from llmgw.router.usage import TAIL_BYTES, own_error, usage_of
 from llmgw.router.usage_filter import UsageFilter
 from llmgw.telemetry.logging import logger
 
@@ -254,10 +254,13 @@ class Exchange:
             engine.health.erred(self._first_byte)
         try:
             keep = await self._relay(peer, response, data, engine, bodiless=bodiless)
-            self.whole = True
+            self.whole = not (response.event_stream and own_error(self.tail))
         finally:
             self.usage = usage_of(self.tail)
         now = self._shared.clock()
+        if not self.whole:
+            self._count_broken(engine, "ended its answer with an error of its own")
+            return keep and response.keep_alive
         self._shared.metrics.answered(
             self.model,
             engine.endpoint.id,
@@ -362,16 +365,19 @@ class Exchange:
             await self._send(rest)
         return False
 
-    async def _break(
-        self, engine: Engine, response: ResponseHead, why: str, *, between_chunks: bool, sent: bool
-    ) -> NoReturn:
-        """An answer ends in its middle: say so in the stream where that is possible, and never end it cleanly."""
+    def _count_broken(self, engine: Engine, why: str) -> None:
         self._shared.metrics.broken(self.model, engine.endpoint.id)
         engine.health.failed(self._shared.clock())
         _log.warning(
             "answer cut short", model=self.model, endpoint=engine.endpoint.id, reason=why,
             request_id=self._request_id.decode(),
         )  # fmt: skip
+
+    async def _break(
+        self, engine: Engine, response: ResponseHead, why: str, *, between_chunks: bool, sent: bool
+    ) -> NoReturn:
+        """An answer ends in its middle: say so in the stream where that is possible, and never end it cleanly."""
+        self._count_broken(engine, why)
         if sent and response.event_stream and between_chunks and self._head.minor == 1:
             gap = b"" if _ends_event(self.tail) else b"\n\n"
             event = gap + errors.stream_event(f"The engine of {self.model} {why}.", self._dialect)

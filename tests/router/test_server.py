@@ -364,6 +364,25 @@ async def test_a_stream_cut_short_ends_as_an_error_and_not_as_complete() -> None
         assert it.metric('llmgw_router_broken_total{endpoint="e0",model="m"} 1.0')
 
 
+async def test_an_engine_s_own_error_before_its_done_is_no_success() -> None:
+    async def crashes_as_vllm_does(visit: e.Visit) -> None:
+        while True:
+            await visit.request()
+            await visit.send(e.EVENTS + e.event(b'{"n":1}'))
+            await visit.send(e.event(b'{"error": {"message": "EngineCore died", "code": 500}}'))
+            await visit.send(e.event(b"[DONE]") + b"0\r\n\r\n")
+
+    async with router(crashes_as_vllm_does) as it, it.client() as client:
+        for _ in range(2):
+            await client.post()
+            await client.head()
+            while not client.buffer.endswith(b"0\r\n\r\n"):
+                client.buffer += await client.stream.receive_some()
+            client.buffer = b""
+        assert it.metric('llmgw_router_broken_total{endpoint="e0",model="m"} 2.0')
+        assert not it.metric('llmgw_router_requests_total{endpoint="e0"')
+
+
 async def test_a_chunk_cut_short_is_an_aborted_transfer() -> None:
     async with router(e.dies_in_a_chunk) as it, it.client() as client:
         await client.post()
