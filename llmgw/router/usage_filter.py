@@ -27,6 +27,9 @@ _MEDIA_TOKENS = 1000
 _BYTES_A_TOKEN = 4
 _LONG_BYTES = 32 * 1024
 _HELD_MOST = 1024 * 1024
+TOKENS_MOST = 2**40
+"""More than anybody has; a number that a client or an engine made up must not overflow what counts it."""
+
 _ANSWER_TOKENS = 256
 """What is reserved for an answer whose length the client does not bound."""
 
@@ -66,7 +69,7 @@ def wish_of(path: bytes, body: bytes) -> Wish:
     answers = found.max_completion_tokens or found.max_tokens or found.max_output_tokens or _ANSWER_TOKENS
     options = found.stream_options
     ask = found.stream is True and path in _STREAMED and (options is None or options.include_usage is not True)
-    return Wish(prompt_guess(body), max(0, answers) * max(1, found.n or 1), ask)
+    return Wish(prompt_guess(body), min(max(0, answers) * max(1, found.n or 1), TOKENS_MOST), ask)
 
 
 def prompt_guess(body: bytes) -> int:
