@@ -49,6 +49,11 @@ class Asked:
     start: bytes = b""
 
 
+def is_odd(body: bytes) -> bool:
+    """Whether letters are written as escapes in it, so that looking for a word does not find every spelling of it."""
+    return _ESCAPED_LETTERS(body) is not None
+
+
 def asked_in_json(body: bytes, media_hosts: Sequence[str] = ()) -> Asked:
     """What a JSON body asks for. Raises :class:`ApiError` with 400.
 
@@ -57,8 +62,7 @@ def asked_in_json(body: bytes, media_hosts: Sequence[str] = ()) -> Asked:
     try:
         body.decode()  # what is skipped over is not looked at by the decoder
         found = _decode(body)
-        odd = _ESCAPED_LETTERS(body) is not None
-        if odd or body.count(b'"model"') != 1 or b'url"' in body:
+        if is_odd(body) or body.count(b'"model"') != 1 or b'url"' in body:
             _read_whole(body, media_hosts)
     except msgspec.ValidationError as wrong:
         said = str(wrong)

@@ -10,16 +10,18 @@ import secrets
 
 import orjson
 import trio
+from attrs import evolve
 
 from llmgw.router import errors
 from llmgw.router.body import asked_in_json
 from llmgw.router.choose import conversation
 from llmgw.router.errors import ApiError, Dialect
 from llmgw.router.exchange import Exchange, Shared
-from llmgw.router.form import asked_in_form
+from llmgw.router.form import asked_in_form, renamed
 from llmgw.router.http1 import MAX_HEAD_BYTES, BadMessage, ChunkDecoder, RequestHead, parse_request
 from llmgw.router.keys import Holder
 from llmgw.router.requests import Kind, Target, target_of
+from llmgw.router.rewrite import SALTED, rewritten
 from llmgw.router.sockets import Peer
 from llmgw.router.table import Route
 from llmgw.settings.catalog import Balance
@@ -177,14 +179,18 @@ class Connection:
         directory = self._shared.directory
         match target.kind:
             case Kind.MODELS:
-                listed = [_model_object(r) for r in directory.routes() if holder is None or holder.allows(r.model)]
+                listed = [
+                    _model_object(r)
+                    for r in directory.routes()
+                    if holder is None or holder.allows(r.alias_of or r.model)
+                ]
                 content = orjson.dumps({"object": "list", "data": listed})
             case Kind.MODEL:
-                self._shared.gate.permit(holder, target.name)
                 found = directory.find(target.name)
+                self._shared.gate.permit(holder, target.name if found is None else found.route.model)
                 if found is None:
                     raise _unknown_model(target.name)
-                content = orjson.dumps(_model_object(found.route))
+                content = orjson.dumps(_model_object(evolve(found.route, model=target.name)))
             case Kind.HEALTH:
                 content, content_type = b"ok\n", b"text/plain; charset=utf-8"
             case Kind.READY:
@@ -221,14 +227,14 @@ class Connection:
             asked = asked_in_form(body, head.content_type)
         else:
             asked = asked_in_json(body, directory.table.settings.media_hosts)
-        model = asked.model
+        served = directory.find(asked.model)
+        model = asked.model if served is None else served.route.model
         self._shared.gate.permit(holder, model)
-        served = directory.find(model)
         if served is None:
             raise _unknown_model(model)
         with self._shared.gate.admit(holder, target.path, model, body) as ticket:
             directory.asked[model] += 1
-            served = await directory.turn(served, "" if holder is None else holder.key.id)
+            served = await directory.turn(served, _tenant(holder))
             lines = self._connection_line(head) + ticket.lines
             self.exchange = Exchange(
                 self._shared, self._send, head, request_id, model, lines, ticket.filter, target.dialect
@@ -238,7 +244,20 @@ class Connection:
             if len(served.engines) > 1 and (head.session or served.route.routing.balance is Balance.PREFIX):
                 key = conversation(asked.start, head.session)
             tokens = len(body) // 4 + (asked.most_tokens or _ANSWER_TOKENS)
-            return await self.exchange.run(served, ticket.body, tokens, key)
+            body = ticket.body
+            if target.form:
+                body = body if model == asked.model else renamed(body, head.content_type, model)
+            else:
+                salted = served.salted and target.path in SALTED
+                salt = _tenant(holder) if salted else None
+                if salted or model != asked.model:
+                    body = rewritten(body, None if model == asked.model else model, salt or None)
+            return await self.exchange.run(served, body, tokens, key)
+
+
+def _tenant(holder: Holder | None) -> str:
+    """Whose request it is: keys of one owner take turns as one, and share an engine's cache."""
+    return "" if holder is None else holder.key.owner or holder.key.id
 
 
 def _model_object(route: Route) -> dict[str, object]:

@@ -125,6 +125,11 @@ class Served:
     budget: RetryBudget
 
     @property
+    def salted(self) -> bool:
+        """Whether an engine of it knows ``cache_salt``; others take no notice of one."""
+        return any(engine.endpoint.salted for engine in self.engines)
+
+    @property
     def started(self) -> bool:
         """Whether it has an engine that takes requests."""
         return any(not engine.draining for engine in self.engines)
@@ -195,8 +200,9 @@ class Directory:
             engine.full = engine.endpoint.id in self._full
 
     def find(self, model: str) -> Served | None:
-        """A model, if it is in the table."""
-        return self._served.get(model)
+        """A model by any of its names, if it is in the table."""
+        found = self._served.get(model)
+        return self._served.get(found.route.alias_of) if found is not None and found.route.alias_of else found
 
     async def turn(self, served: Served, tenant: str) -> Served:
         """Wait until a request may go to an engine; returns the model as it is then.

@@ -14,6 +14,7 @@ from attrs import evolve
 from llmgw.router.errors import ApiError
 from llmgw.router.gate import Gate
 from llmgw.router.limits import SLOT_CELLS
+from llmgw.router.table import Table
 from llmgw.settings.document import Auth, Price, RouterSettings
 from llmgw.settings.keys import ApiKey, Limits, Period, Spent, digest_of, period_start, token_of
 from llmgw.settings.usage import UsageRow
@@ -174,6 +175,20 @@ async def test_models_of_a_key() -> None:
         for model in ("empty", "nope"):
             code = await refusal(client, AUTH, json.dumps({"model": model}).encode())
             assert code == (403, "model_not_allowed"), "whether it exists is not said"
+
+
+async def test_tenants_share_nothing_of_an_engine_s_cache() -> None:
+    for owner, salt in (("", ID), ("team-a", "team-a")):
+        async with closed(e.answers, owner=owner) as it, it.client() as client:
+            route = it.server.directory.table.routes[0]
+            salted = evolve(route, endpoints=tuple(evolve(x, salted=True) for x in route.endpoints))
+            it.server.use(Table(2, (salted,), it.server.directory.table.settings))
+            for path in (b"/v1/chat/completions", b"/v1/embeddings"):
+                await client.post(b'{"model":"m","cache_salt":"theirs"}', path, AUTH)
+                assert (await client.answer())[0] == 200
+            chat, embeddings = (json.loads(body) for _, body in it.engines[0].requests)
+            assert chat == {"model": "m", "cache_salt": salt}
+            assert embeddings == {"model": "m", "cache_salt": "theirs"}
 
 
 # Every way out.

@@ -232,6 +232,24 @@ async def test_every_route_of_an_engine_passes_bytes_on_as_they_are() -> None:
         assert sent == [*((path, b'{"model": "m" }') for path in PATHS), *((path, FORM) for path in forms)]
 
 
+async def test_an_alias_is_another_name_for_the_same_model() -> None:
+    async with router(e.answers) as it, it.client() as client:
+        routes = it.server.directory.table.routes
+        it.server.use(Table(2, (*routes, Route("gpt", (), alias_of="m"))))
+        await client.post(b'{"model": "gpt", "n": 1}')
+        assert (await client.answer())[0] == 200
+        await client.post(FORM.replace(b"m\r\n--b--", b"gpt\r\n--b--"), b"/v1/audio/transcriptions",
+                          b"content-type: multipart/form-data; boundary=b\r\n")  # fmt: skip
+        assert (await client.answer())[0] == 200
+        assert [body for _, body in it.engines[0].requests] == [b'{"model": "m", "n": 1}', FORM]
+        await client.get(b"/v1/models")
+        assert [m["id"] for m in json.loads((await client.answer())[2])["data"]] == ["m", "empty", "gpt"]
+        await client.get(b"/v1/models/gpt")
+        assert json.loads((await client.answer())[2])["id"] == "gpt"
+        assert it.server.directory.asked == {"m": 2}
+        assert it.metric('llmgw_router_requests_total{endpoint="e0",model="m",status="200"} 2.0')
+
+
 async def test_recordings_and_images_may_be_larger() -> None:
     async with router(e.answers, max_body_bytes=1024, max_media_bytes=4096) as it, it.client() as client:
         body = b'{"model": "m", "input": "' + b"x" * 2000 + b'"}'
