@@ -170,7 +170,7 @@ class Directory:
             for endpoint in route.endpoints:
                 key = (endpoint.id, endpoint.host, endpoint.port, endpoint.api_key)
                 engine = engines.get(key) or self._engines.get(key) or Engine(endpoint)
-                engine.draining = endpoint.draining
+                engine.endpoint, engine.draining = endpoint, endpoint.draining
                 engine.full = endpoint.id in self._full
                 engines[key] = engine
                 mine.append(engine)
