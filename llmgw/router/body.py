@@ -13,7 +13,6 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 import msgspec
-from attrs import frozen
 
 from llmgw.router.errors import ApiError
 from llmgw.router.media import refusal
@@ -36,8 +35,7 @@ class _Body(msgspec.Struct):
 _decode = msgspec.json.Decoder(_Body).decode
 
 
-@frozen
-class Asked:
+class Asked(msgspec.Struct, frozen=True):
     """What a request asks: for which model, whether as a stream, and how many new tokens at the most (0: not said).
 
     ``start`` is its text as it stands in the JSON (messages, prompt or input), for telling conversations apart.

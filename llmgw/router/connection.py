@@ -6,8 +6,6 @@ attributes that the server's sweeper looks at.
 
 from __future__ import annotations
 
-import secrets
-
 import orjson
 import trio
 from attrs import evolve
@@ -72,7 +70,7 @@ class Connection:
             try:
                 rest = await self._request(rest)
             except BadMessage as bad:
-                await self._refuse(errors.of_message(bad), b"req-" + secrets.token_hex(8).encode())
+                await self._refuse(errors.of_message(bad), self._shared.ids())
                 return
 
     async def _refuse(self, error: ApiError, request_id: bytes) -> None:
@@ -80,7 +78,7 @@ class Connection:
         await self._send(errors.response(error, request_id, close=True))
 
     async def _send(self, data: bytes) -> None:
-        self.deadline = self._shared.clock() + STALL_S
+        self.deadline = self._shared.ticker.now + STALL_S
         await self._client.send(data)
         self.deadline = None
 
@@ -94,7 +92,7 @@ class Connection:
         """One request. Returns what was read beyond it, or ``None`` when the connection is over."""
         self.idle = not buffer
         # A head has one deadline from its first byte on: a client that sends it byte by byte gains nothing.
-        by = self._shared.clock() + (IDLE_S if self.idle else HEAD_S)
+        by = self._shared.ticker.now + (IDLE_S if self.idle else HEAD_S)
         while (end := buffer.find(b"\r\n\r\n")) < 0:
             if len(buffer) > MAX_HEAD_BYTES:
                 raise BadMessage(431, f"the request's head is longer than {MAX_HEAD_BYTES} bytes")
@@ -102,14 +100,14 @@ class Connection:
             if not data:
                 return None
             if self.idle:
-                self.idle, by = False, self._shared.clock() + HEAD_S
+                self.idle, by = False, self._shared.ticker.now + HEAD_S
             buffer += data
         self.idle = False
         end += 4
         if end > MAX_HEAD_BYTES:
             raise BadMessage(431, f"the request's head is longer than {MAX_HEAD_BYTES} bytes")
         head = parse_request(buffer[:end])
-        request_id = head.request_id or b"req-" + secrets.token_hex(8).encode()
+        request_id = head.request_id or self._shared.ids()
         rest: bytes | None = None if head.length or head.chunked else buffer[end:]
         dialect = Dialect.OPENAI
         try:
@@ -142,9 +140,8 @@ class Connection:
 
     async def _body(self, head: RequestHead, buffer: bytes, limit: int) -> tuple[bytes, bytes]:
         """The request's whole body, and what came behind it."""
-        too_large = ApiError(413, f"The request's body is larger than {limit} bytes.", "body_too_large")
         if head.length is not None and head.length > limit:
-            raise too_large
+            raise _too_large(limit)
         if head.expects_continue and not buffer and (head.length or head.chunked):
             await self._send(b"HTTP/1.1 100 Continue\r\n\r\n")
         if head.chunked:
@@ -154,18 +151,18 @@ class Connection:
                 part = decoder.feed(data)
                 size += len(part)
                 if size > limit:
-                    raise too_large
+                    raise _too_large(limit)
                 parts.append(part)
                 if decoder.finished:
                     return b"".join(parts), decoder.rest
-                if not (data := await self._receive(self._shared.clock() + STALL_S)):
+                if not (data := await self._receive(self._shared.ticker.now + STALL_S)):
                     raise BadMessage(400, "the request's body ended early")
         length = head.length or 0
         if len(buffer) >= length:
             return buffer[:length], buffer[length:]
         pieces, missing = [buffer], length - len(buffer)
         while missing > 0:
-            if not (data := await self._receive(self._shared.clock() + STALL_S)):
+            if not (data := await self._receive(self._shared.ticker.now + STALL_S)):
                 raise BadMessage(400, "the request's body ended early")
             pieces.append(data)
             missing -= len(data)
@@ -264,6 +261,10 @@ def _model_object(route: Route) -> dict[str, object]:
     """As the OpenAI API has it; clients ignore what is in ``llmgw``, operators read there how the model is."""
     how = {"state": route.state, "ready": route.ready, "wanted": route.wanted, "status": route.public}
     return {"id": route.model, "object": "model", "created": route.created, "owned_by": "llmgw", "llmgw": how}
+
+
+def _too_large(limit: int) -> ApiError:
+    return ApiError(413, f"The request's body is larger than {limit} bytes.", "body_too_large")
 
 
 def _unknown_model(name: str) -> ApiError:

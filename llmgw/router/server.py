@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import secrets
 import socket
 from collections.abc import Callable
 
@@ -11,7 +12,7 @@ import trio
 from llmgw.errors import OperatorError
 from llmgw.router.connection import Connection
 from llmgw.router.counts import Counts
-from llmgw.router.exchange import Shared
+from llmgw.router.exchange import Shared, Ticker
 from llmgw.router.gate import Gate
 from llmgw.router.metrics import RouterMetrics
 from llmgw.router.pool import Directory
@@ -60,6 +61,8 @@ class RouterServer:
         self._connections: dict[Connection, trio.CancelScope] = {}
         self._empty = trio.Event()
         self._has_table = False
+        self._name = secrets.token_hex(6).encode()
+        self._count = 0
 
     def use(self, table: Table) -> None:
         """Take over a routing table; it holds from the next request on."""
@@ -87,11 +90,15 @@ class RouterServer:
     ) -> None:
         """Serve until cancelled or drained; the listener is closed."""
         hang_ups = HangUps()
-        shared = Shared(self.directory, self.metrics, self.gate, self._clock, self.ready, self._draining.is_set)
+        ticker = Ticker(self._clock())
+        shared = Shared(
+            self.directory, self.metrics, self.gate, self._clock, ticker, self._request_id, self.ready,
+            self._draining.is_set,
+        )  # fmt: skip
         try:
             async with trio.open_nursery() as nursery:
                 nursery.start_soon(hang_ups.run)
-                nursery.start_soon(self._sweep)
+                nursery.start_soon(self._sweep, ticker)
                 async with trio.open_nursery() as clients:
                     async with trio.open_nursery() as accepting:
                         accepting.start_soon(self._accept, listener, clients, hang_ups, shared)
@@ -165,11 +172,17 @@ class RouterServer:
                 if not self._connections:
                     self._empty.set()
 
-    async def _sweep(self) -> None:
+    def _request_id(self) -> bytes:
+        """An id that nobody else gives: this process's name and a number."""
+        self._count += 1
+        return b"req-%b-%x" % (self._name, self._count)
+
+    async def _sweep(self, ticker: Ticker) -> None:
         """One look at every deadline a few times a second, instead of a time-out for every operation."""
         while True:
             await trio.sleep(_SWEEP_S)
-            now = self._clock()
+            now = ticker.now = self._clock()
+            # Deadlines are counted from the sweep before they were made, so that much more has to be over.
             for connection in list(self._connections):
-                connection.sweep(now)
+                connection.sweep(now - _SWEEP_S)
             self.directory.sweep(now)
