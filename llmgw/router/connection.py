@@ -104,14 +104,18 @@ class Connection:
         rest: bytes | None = None if head.length or head.chunked else buffer[end:]
         try:
             kind, path = kind_of(head)
-            try:
-                holder = self._shared.gate.known(head.authorization) if kind in _KEYED else None
-            except ApiError:
-                # An expectation is not met, and a body of unknown length not read.
-                if not head.chunked and not head.expects_continue and (head.length or 0) <= _READ_ANYWAY_BYTES:
-                    _, rest = await self._body(head, buffer[end:])
-                raise
-            body, rest = await self._body(head, buffer[end:])
+            holder, refused = None, None
+            if kind in _KEYED:
+                try:
+                    holder = self._shared.gate.known(head.authorization)
+                except ApiError as error:
+                    refused = error
+            # Of nobody in particular only a small body is read, and an expectation is not met.
+            small = not head.chunked and not head.expects_continue and (head.length or 0) <= _READ_ANYWAY_BYTES
+            if refused is None or small:
+                body, rest = await self._body(head, buffer[end:])
+            if refused is not None:
+                raise refused
             if kind is Kind.ENGINE:
                 whole = await self._at_engine(head, path, request_id, body, holder)
             else:

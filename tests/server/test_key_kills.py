@@ -138,7 +138,7 @@ def use_client(port: int, token: str) -> None:
     with pytest.raises(openai.PermissionDeniedError, match="not for the model 'other'"):
         chat(model="other", messages=messages)  # type: ignore[call-overload]
     chunks = list(mine.chat.completions.create(model="m", messages=messages, stream=True))  # type: ignore[call-overload]
-    assert ["w", "w"] == [c.choices[0].delta.content for c in chunks]
+    assert [c.choices[0].delta.content for c in chunks] == ["w", "w"]
     chunks = list(mine.chat.completions.create(model="m", messages=messages, stream=True,
                                                stream_options={"include_usage": True}))  # type: ignore[call-overload]  # fmt: skip
     assert chunks[-1].usage.completion_tokens == 2
