@@ -115,14 +115,18 @@ class Connection:
             dialect = target.dialect
             settings = self._shared.directory.table.settings
             limit = settings.max_media_bytes if target.media else settings.max_body_bytes
-            try:
-                holder = self._shared.gate.known(head.authorization) if target.kind in _KEYED else None
-            except ApiError:
-                # An expectation is not met, and a body of unknown length not read.
-                if not head.chunked and not head.expects_continue and (head.length or 0) <= _READ_ANYWAY_BYTES:
-                    _, rest = await self._body(head, buffer[end:], limit)
-                raise
-            body, rest = await self._body(head, buffer[end:], limit)
+            holder, refused = None, None
+            if target.kind in _KEYED:
+                try:
+                    holder = self._shared.gate.known(head.authorization)
+                except ApiError as error:
+                    refused = error
+            # Of nobody in particular only a small body is read, and an expectation is not met.
+            small = not head.chunked and not head.expects_continue and (head.length or 0) <= _READ_ANYWAY_BYTES
+            if refused is None or small:
+                body, rest = await self._body(head, buffer[end:], limit)
+            if refused is not None:
+                raise refused
             if target.kind is Kind.ENGINE:
                 whole = await self._at_engine(head, target, request_id, body, holder)
             else:

@@ -320,7 +320,7 @@ class Exchange:
             self.tail = data[-TAIL_BYTES:] if len(data) >= TAIL_BYTES else (self.tail + data)[-TAIL_BYTES:]
             self.passed += len(data)
             if events is not None:
-                data = events.chunks(data, whole=walker.between_chunks)
+                data = events.chunks(data, walker.boundary, finished=end >= 0)
             if send or data:
                 await self._send(send + data if send else data)
             send = b""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import random
 import secrets
 import socket
 from collections.abc import Callable
@@ -50,8 +51,13 @@ def listen(address: Address) -> socket.socket:
 class RouterServer:
     """One worker's data plane. Everything in it ends when :meth:`run` is cancelled or has drained."""
 
-    def __init__(self, clock: Callable[[], float] = trio.current_time, counts: Counts | None = None) -> None:
-        self.directory = Directory()
+    def __init__(
+        self,
+        clock: Callable[[], float] = trio.current_time,
+        counts: Counts | None = None,
+        chance: random.Random | None = None,
+    ) -> None:
+        self.directory = Directory(chance)
         self.metrics = RouterMetrics(self.directory.in_flight, lambda: self.directory.waiting)
         self.gate = Gate(lambda: self.directory.table.settings if self._has_table else None, counts)
         self.metrics.add(self.gate)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import random
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
@@ -101,7 +102,7 @@ async def router(*scripts: Script, **settings: object) -> AsyncIterator[Router]:
         for engine in engines:
             await nursery.start(engine.run)
         endpoints = tuple(Endpoint(f"e{n}", "127.0.0.1", engine.port, f"sk-{n}") for n, engine in enumerate(engines))
-        server = RouterServer()
+        server = RouterServer(chance=random.Random(7))
         routes = (
             Route("m", endpoints, created=7),
             Route("empty", (), "is loading (45 %)", state="loading", ready=0, wanted=2),

@@ -35,8 +35,8 @@ def through(raw: bytes, cuts: list[int]) -> bytes:
     made = b""
     for start, end in zip([0, *cuts], [*cuts, len(raw)], strict=True):
         if piece := raw[start:end]:
-            walker.feed(piece)
-            made += decoder.feed(events.chunks(piece, whole=walker.between_chunks))
+            finished = walker.feed(piece) >= 0
+            made += decoder.feed(events.chunks(piece, walker.boundary, finished=finished))
     assert decoder.finished
     assert decoder.rest == b""
     return made
@@ -66,9 +66,22 @@ def test_cut_at_every_byte() -> None:
 def test_what_needs_no_look_is_the_same_object() -> None:
     events = UsageFilter()
     word = chunked([event(WORD["choices"])])[:-5]
-    assert events.chunks(word, whole=True) is word
-    assert events.chunks(chunked([event(USAGE)])[:-5], whole=True) == b""
-    assert events.chunks(word, whole=True) is word, "and so it goes on"
+    assert events.chunks(word, len(word), finished=False) is word
+    said = chunked([event(USAGE)])[:-5]
+    assert events.chunks(said, len(said), finished=False) == b""
+    assert events.chunks(word, len(word), finished=False) is word, "and so it goes on"
+    last = chunked([event("[DONE]")])
+    assert events.chunks(last, 0, finished=True) is last
+
+
+def test_a_chunk_without_end_is_not_held_for_ever() -> None:
+    events = UsageFilter()
+    part = event("half")[:-1]
+    first = b"%x\r\n%b\r\n" % (len(part), part)
+    assert events.chunks(first, len(first), finished=False) == b""
+    begun = b"7fffffff\r\n" + b"x" * 1024 * 1024
+    assert events.chunks(begun, 0, finished=False) == first + begun
+    assert events.chunks(b"more", 0, finished=False) == b"more"
 
 
 def test_what_is_no_event_is_not_held_for_ever() -> None:
