@@ -9,7 +9,9 @@ import click
 
 from llmgw.cli.admin_client import client_of
 from llmgw.cli.ctl_brake import brake, say_brake
+from llmgw.cli.ctl_keys import keys
 from llmgw.cli.ctl_plan import plan
+from llmgw.cli.ctl_usage import usage
 from llmgw.cli.ctl_why import why
 from llmgw.cli.explain import scaling_line, short_lines
 from llmgw.cli.terminal import ago, echo_json, table
@@ -37,6 +39,8 @@ def command(ctx: click.Context, config: Path | None, admin: str | None, token_fi
 command.add_command(plan)
 command.add_command(why)
 command.add_command(brake)
+command.add_command(keys)
+command.add_command(usage)
 
 
 def _devices(node: dict[str, Any]) -> str:
@@ -192,6 +196,10 @@ def status(ctx: click.Context, as_json: bool, exit_code: bool) -> None:
         router = answer["router"]
         click.echo(f"router {router['listen']}: {router['state']}, {router['streams']} requests in flight"
                    + (f" ({router['reason']})" if router["reason"] else ""))  # fmt: skip
+        if router["keys"]:
+            click.echo(f"clients need an API key; {router['active_keys']} are active")
+        else:
+            click.echo("THE ROUTER IS OPEN: whoever reaches it may use every model (router.auth: keys closes it)")
         counts = ", ".join(f"{count} {state}" for state, count in answer["nodes"].items() if count)
         click.echo(f"nodes: {counts or 'none'}\n")
         show_models(answer["models"], answer["now"])

@@ -6,23 +6,37 @@ attributes that the server's sweeper looks at.
 
 from __future__ import annotations
 
-import secrets
-
 import orjson
 import trio
+from attrs import evolve
 
 from llmgw.router import errors
-from llmgw.router.errors import ApiError
+from llmgw.router.body import asked_in_json
+from llmgw.router.choose import conversation
+from llmgw.router.errors import ApiError, Dialect
 from llmgw.router.exchange import Exchange, Shared
+from llmgw.router.form import asked_in_form, renamed
 from llmgw.router.http1 import MAX_HEAD_BYTES, BadMessage, ChunkDecoder, RequestHead, parse_request
-from llmgw.router.requests import Kind, kind_of, model_asked, model_of
+from llmgw.router.keys import Holder
+from llmgw.router.requests import Kind, Target, target_of
+from llmgw.router.rewrite import SALTED, rewritten
 from llmgw.router.sockets import Peer
 from llmgw.router.table import Route
+from llmgw.settings.catalog import Balance
 
 HEAD_S = 10.0
 IDLE_S = 75.0
 STALL_S = 60.0
 """A client that takes or sends nothing for this long is cut; nobody else is slowed by it."""
+
+
+_KEYED = frozenset({Kind.ENGINE, Kind.MODELS, Kind.MODEL})
+_READ_ANYWAY_BYTES = 64 * 1024
+"""So much of a refused client's body is read, so that it hears why on a connection that lives on; with more of it on
+its way, closing would take the answer with it."""
+
+_ANSWER_TOKENS = 256
+"""How many new tokens a request counts for that does not bound them."""
 
 
 class Connection:
@@ -56,7 +70,7 @@ class Connection:
             try:
                 rest = await self._request(rest)
             except BadMessage as bad:
-                await self._refuse(errors.of_message(bad), b"req-" + secrets.token_hex(8).encode())
+                await self._refuse(errors.of_message(bad), self._shared.ids())
                 return
 
     async def _refuse(self, error: ApiError, request_id: bytes) -> None:
@@ -64,7 +78,7 @@ class Connection:
         await self._send(errors.response(error, request_id, close=True))
 
     async def _send(self, data: bytes) -> None:
-        self.deadline = self._shared.clock() + STALL_S
+        self.deadline = self._shared.ticker.now + STALL_S
         await self._client.send(data)
         self.deadline = None
 
@@ -78,7 +92,7 @@ class Connection:
         """One request. Returns what was read beyond it, or ``None`` when the connection is over."""
         self.idle = not buffer
         # A head has one deadline from its first byte on: a client that sends it byte by byte gains nothing.
-        by = self._shared.clock() + (IDLE_S if self.idle else HEAD_S)
+        by = self._shared.ticker.now + (IDLE_S if self.idle else HEAD_S)
         while (end := buffer.find(b"\r\n\r\n")) < 0:
             if len(buffer) > MAX_HEAD_BYTES:
                 raise BadMessage(431, f"the request's head is longer than {MAX_HEAD_BYTES} bytes")
@@ -86,39 +100,52 @@ class Connection:
             if not data:
                 return None
             if self.idle:
-                self.idle, by = False, self._shared.clock() + HEAD_S
+                self.idle, by = False, self._shared.ticker.now + HEAD_S
             buffer += data
         self.idle = False
         end += 4
         if end > MAX_HEAD_BYTES:
             raise BadMessage(431, f"the request's head is longer than {MAX_HEAD_BYTES} bytes")
         head = parse_request(buffer[:end])
-        request_id = head.request_id or b"req-" + secrets.token_hex(8).encode()
+        request_id = head.request_id or self._shared.ids()
         rest: bytes | None = None if head.length or head.chunked else buffer[end:]
+        dialect = Dialect.OPENAI
         try:
-            kind, path = kind_of(head)
-            body, rest = await self._body(head, buffer[end:])
-            if kind is Kind.ENGINE:
-                whole = await self._at_engine(head, request_id, body)
+            target = target_of(head)
+            dialect = target.dialect
+            settings = self._shared.directory.table.settings
+            limit = settings.max_media_bytes if target.media else settings.max_body_bytes
+            holder, refused = None, None
+            if target.kind in _KEYED:
+                try:
+                    holder = self._shared.gate.known(head.authorization)
+                except ApiError as error:
+                    refused = error
+            # Of nobody in particular only a small body is read, and an expectation is not met.
+            small = not head.chunked and not head.expects_continue and (head.length or 0) <= _READ_ANYWAY_BYTES
+            if refused is None or small:
+                body, rest = await self._body(head, buffer[end:], limit)
+            if refused is not None:
+                raise refused
+            if target.kind is Kind.ENGINE:
+                whole = await self._at_engine(head, target, request_id, body, holder)
             else:
-                await self._own(kind, path, head, request_id)
+                await self._own(target, head, request_id, holder)
                 whole = True
         except ApiError as error:
             self.exchange = None
             # A body of which nobody knows the end would be read as the next request.
             keep = head.keep_alive and rest is not None and not self._shared.draining()
             self._shared.metrics.rejected(error.status)
-            await self._send(errors.response(error, request_id, close=not keep))
+            await self._send(errors.response(error, request_id, close=not keep, dialect=dialect))
             return rest if keep else None
         self.exchange = None
         return rest if whole and head.keep_alive and not self._shared.draining() else None
 
-    async def _body(self, head: RequestHead, buffer: bytes) -> tuple[bytes, bytes]:
+    async def _body(self, head: RequestHead, buffer: bytes, limit: int) -> tuple[bytes, bytes]:
         """The request's whole body, and what came behind it."""
-        limit = self._shared.directory.table.settings.max_body_bytes
-        too_large = ApiError(413, f"The request's body is larger than {limit} bytes.", "body_too_large")
         if head.length is not None and head.length > limit:
-            raise too_large
+            raise _too_large(limit)
         if head.expects_continue and not buffer and (head.length or head.chunked):
             await self._send(b"HTTP/1.1 100 Continue\r\n\r\n")
         if head.chunked:
@@ -128,18 +155,18 @@ class Connection:
                 part = decoder.feed(data)
                 size += len(part)
                 if size > limit:
-                    raise too_large
+                    raise _too_large(limit)
                 parts.append(part)
                 if decoder.finished:
                     return b"".join(parts), decoder.rest
-                if not (data := await self._receive(self._shared.clock() + STALL_S)):
+                if not (data := await self._receive(self._shared.ticker.now + STALL_S)):
                     raise BadMessage(400, "the request's body ended early")
         length = head.length or 0
         if len(buffer) >= length:
             return buffer[:length], buffer[length:]
         pieces, missing = [buffer], length - len(buffer)
         while missing > 0:
-            if not (data := await self._receive(self._shared.clock() + STALL_S)):
+            if not (data := await self._receive(self._shared.ticker.now + STALL_S)):
                 raise BadMessage(400, "the request's body ended early")
             pieces.append(data)
             missing -= len(data)
@@ -148,19 +175,23 @@ class Connection:
 
     # What the router answers by itself.
 
-    async def _own(self, kind: Kind, path: bytes, head: RequestHead, request_id: bytes) -> None:
+    async def _own(self, target: Target, head: RequestHead, request_id: bytes, holder: Holder | None) -> None:
         status, content, content_type = 200, b"", b"application/json"
         directory = self._shared.directory
-        match kind:
+        match target.kind:
             case Kind.MODELS:
-                listed = [_model_object(r) for r in directory.routes()]
+                listed = [
+                    _model_object(r)
+                    for r in directory.routes()
+                    if holder is None or holder.allows(r.alias_of or r.model)
+                ]
                 content = orjson.dumps({"object": "list", "data": listed})
             case Kind.MODEL:
-                name = model_of(path)
-                found = directory.find(name)
+                found = directory.find(target.name)
+                self._shared.gate.permit(holder, target.name if found is None else found.route.model)
                 if found is None:
-                    raise _unknown_model(name)
-                content = orjson.dumps(_model_object(found[0]))
+                    raise _unknown_model(target.name)
+                content = orjson.dumps(_model_object(evolve(found.route, model=target.name)))
             case Kind.HEALTH:
                 content, content_type = b"ok\n", b"text/plain; charset=utf-8"
             case Kind.READY:
@@ -186,26 +217,58 @@ class Connection:
             return b"connection: close\r\n"
         return b"connection: keep-alive\r\n" if head.minor == 0 else b""
 
-    async def _at_engine(self, head: RequestHead, request_id: bytes, body: bytes) -> bool:
+    async def _at_engine(
+        self, head: RequestHead, target: Target, request_id: bytes, body: bytes, holder: Holder | None
+    ) -> bool:
         """Have an engine answer. Returns whether the connection can go on after it."""
         if head.length is None and not head.chunked:
             raise ApiError(411, "The request has no body.", "length_required")
-        model = model_asked(body)
-        found = self._shared.directory.find(model)
-        if found is None:
+        directory = self._shared.directory
+        if target.form:
+            asked = asked_in_form(body, head.content_type)
+        else:
+            asked = asked_in_json(body, directory.table.settings.media_hosts)
+        served = directory.find(asked.model)
+        model = asked.model if served is None else served.route.model
+        self._shared.gate.permit(holder, model)
+        if served is None:
             raise _unknown_model(model)
-        self._shared.directory.asked[model] += 1
-        if found[0].hold_s and not any(not engine.draining for engine in found[1]):
-            await self._shared.directory.engine_of(model, found[0].hold_s)
-            found = self._shared.directory.find(model) or found
-        self.exchange = Exchange(self._shared, self._send, head, request_id, model, self._connection_line(head))
-        return await self.exchange.run(*found, body)
+        with self._shared.gate.admit(holder, target.path, model, body) as ticket:
+            directory.asked[model] += 1
+            served = await directory.turn(served, _tenant(holder))
+            lines = self._connection_line(head) + ticket.lines
+            self.exchange = Exchange(
+                self._shared, self._send, head, request_id, model, lines, ticket.filter, target.dialect
+            )
+            ticket.answer = self.exchange
+            key = None
+            if len(served.engines) > 1 and (head.session or served.route.routing.balance is Balance.PREFIX):
+                key = conversation(asked.start, head.session)
+            tokens = len(body) // 4 + (asked.most_tokens or _ANSWER_TOKENS)
+            body = ticket.body
+            if target.form:
+                body = body if model == asked.model else renamed(body, head.content_type, model)
+            else:
+                salted = served.salted and target.path in SALTED
+                salt = _tenant(holder) if salted else None
+                if salted or model != asked.model:
+                    body = rewritten(body, None if model == asked.model else model, salt or None)
+            return await self.exchange.run(served, body, tokens, key)
+
+
+def _tenant(holder: Holder | None) -> str:
+    """Whose request it is: keys of one owner take turns as one, and share an engine's cache."""
+    return "" if holder is None else holder.key.owner or holder.key.id
 
 
 def _model_object(route: Route) -> dict[str, object]:
     """As the OpenAI API has it; clients ignore what is in ``llmgw``, operators read there how the model is."""
     how = {"state": route.state, "ready": route.ready, "wanted": route.wanted, "status": route.public}
     return {"id": route.model, "object": "model", "created": route.created, "owned_by": "llmgw", "llmgw": how}
+
+
+def _too_large(limit: int) -> ApiError:
+    return ApiError(413, f"The request's body is larger than {limit} bytes.", "body_too_large")
 
 
 def _unknown_model(name: str) -> ApiError:

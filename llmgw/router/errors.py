@@ -1,6 +1,8 @@
-"""Errors as the OpenAI API words them, so that every client library raises what its users expect."""
+"""Errors as the APIs word them, so that every client library raises what its users expect."""
 
 from __future__ import annotations
+
+from enum import Enum
 
 import orjson
 from attrs import frozen
@@ -13,10 +15,26 @@ _TYPES = {
     429: "rate_limit_error",
 }  # fmt: skip
 
+_ANTHROPIC_TYPES = {
+    400: "invalid_request_error", 401: "authentication_error", 403: "permission_error", 404: "not_found_error",
+    413: "request_too_large", 429: "rate_limit_error", 503: "overloaded_error", 504: "timeout_error",
+}  # fmt: skip
+"""https://docs.anthropic.com/en/api/errors"""
+
+
+class Dialect(Enum):
+    """Whose API a route is of: OpenAI's, or Anthropic's (``/v1/messages``)."""
+
+    OPENAI = "openai"
+    ANTHROPIC = "anthropic"
+
 
 @frozen
 class ApiError(Exception):
-    """An answer that is an error. ``code`` is the API's word for it; ``retry_after_s`` becomes ``Retry-After``."""
+    """An answer that is an error. ``code`` is the API's word for it; ``retry_after_s`` becomes ``Retry-After``.
+
+    ``lines`` are further lines of its head.
+    """
 
     status: int
     message: str
@@ -24,6 +42,7 @@ class ApiError(Exception):
     param: str | None = None
     retry_after_s: int | None = None
     allow: str | None = None
+    lines: bytes = b""
 
 
 def of_message(bad: BadMessage) -> ApiError:
@@ -31,15 +50,19 @@ def of_message(bad: BadMessage) -> ApiError:
     return ApiError(bad.status, bad.reason, "bad_request")
 
 
-def body(error: ApiError) -> bytes:
-    """The JSON body: an ``error`` object with message, type, param and code."""
+def body(error: ApiError, dialect: Dialect = Dialect.OPENAI) -> bytes:
+    """The JSON body: for OpenAI an ``error`` object with message, type, param and code, for Anthropic one with type
+    and message."""
+    if dialect is Dialect.ANTHROPIC:
+        kind = _ANTHROPIC_TYPES.get(error.status, "invalid_request_error" if error.status < 500 else "api_error")
+        return orjson.dumps({"type": "error", "error": {"type": kind, "message": error.message}})
     kind = _TYPES.get(error.status, "invalid_request_error" if error.status < 500 else "server_error")
     return orjson.dumps({"error": {"message": error.message, "type": kind, "param": error.param, "code": error.code}})
 
 
-def response(error: ApiError, request_id: bytes, *, close: bool) -> bytes:
+def response(error: ApiError, request_id: bytes, *, close: bool, dialect: Dialect = Dialect.OPENAI) -> bytes:
     """The whole answer."""
-    content = body(error)
+    content = body(error, dialect)
     lines = [
         b"HTTP/1.1 %d %b" % (error.status, reason_phrase(error.status)),
         b"content-type: application/json",
@@ -54,11 +77,14 @@ def response(error: ApiError, request_id: bytes, *, close: bool) -> bytes:
         lines.append(b"www-authenticate: Bearer")
     if close:
         lines.append(b"connection: close")
-    return b"\r\n".join(lines) + b"\r\n\r\n" + content
+    return b"\r\n".join(lines) + b"\r\n" + error.lines + b"\r\n" + content
 
 
-def stream_event(message: str) -> bytes:
+def stream_event(message: str, dialect: Dialect = Dialect.OPENAI) -> bytes:
     """The event that ends a stream which broke: it has no ``[DONE]`` after it."""
+    if dialect is Dialect.ANTHROPIC:
+        payload = orjson.dumps({"type": "error", "error": {"type": "api_error", "message": message}})
+        return b"event: error\ndata: " + payload + b"\n\n"
     payload = orjson.dumps(
         {"error": {"message": message, "type": "server_error", "param": None, "code": "upstream_error"}}
     )

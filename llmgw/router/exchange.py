@@ -6,6 +6,7 @@ the server's sweeper looks at.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Awaitable, Callable, Sequence
 from typing import NoReturn
 
@@ -13,7 +14,8 @@ from attrs import frozen
 
 from llmgw.router import errors
 from llmgw.router.choose import choose
-from llmgw.router.errors import ApiError
+from llmgw.router.errors import ApiError, Dialect
+from llmgw.router.gate import Gate
 from llmgw.router.http1 import (
     MAX_HEAD_BYTES,
     BadMessage,
@@ -24,10 +26,10 @@ from llmgw.router.http1 import (
     parse_response,
 )
 from llmgw.router.metrics import RouterMetrics
-from llmgw.router.pool import Directory, Engine
+from llmgw.router.pool import Directory, Engine, Served
 from llmgw.router.sockets import Peer
-from llmgw.router.table import Route
-from llmgw.router.usage import TAIL_BYTES, usage_of
+from llmgw.router.usage import TAIL_BYTES, own_error, usage_of
+from llmgw.router.usage_filter import UsageFilter
 from llmgw.telemetry.logging import logger
 
 _RETRIES = 2
@@ -37,28 +39,46 @@ _JOIN_BYTES = 64 * 1024
 _log = logger("router")
 
 
+class Ticker:
+    """The time of the last sweep. Deadlines are counted from it: they are looked at in sweeps only."""
+
+    __slots__ = ("now",)
+
+    def __init__(self, now: float) -> None:
+        self.now = now
+
+
 @frozen
 class Shared:
-    """What every connection of a worker shares."""
+    """What every connection of a worker shares. ``clock`` is for durations, ``ticker`` for deadlines;
+    ``ids`` makes the id of a request that has none."""
 
     directory: Directory
     metrics: RouterMetrics
+    gate: Gate
     clock: Callable[[], float]
+    ticker: Ticker
+    ids: Callable[[], bytes]
     ready: Callable[[], str]
     draining: Callable[[], bool]
 
 
 class EngineFailed(Exception):
-    """An engine gave no answer, or not all of it; nothing of it was passed on yet."""
+    """An engine gave no answer, or not all of it; nothing of it was passed on yet. ``busy``: it has no room."""
 
-    def __init__(self, reason: str, *, timed_out: bool = False) -> None:
+    def __init__(self, reason: str, *, timed_out: bool = False, busy: bool = False) -> None:
         super().__init__(reason)
         self.reason = reason
         self.timed_out = timed_out
+        self.busy = busy
 
 
 class Exchange:
-    """One request of one client. ``send`` writes to the client; ``connection_line`` is what its answer's head says."""
+    """One request of one client. ``send`` writes to the client; ``connection_line`` is what its answer's head says.
+
+    For whoever settles: ``status`` of the engine's answer (0: none came), its ``usage``, the bytes of its body that
+    were ``passed`` on and their ``tail``, whether it was ``whole``, and whether it consists of ``events``.
+    """
 
     def __init__(
         self,
@@ -68,80 +88,108 @@ class Exchange:
         request_id: bytes,
         model: str,
         connection_line: bytes,
+        events_filter: UsageFilter | None = None,
+        dialect: Dialect = Dialect.OPENAI,
     ) -> None:
         self.model = model
+        self.status = 0
+        self.usage: tuple[int, int] | None = None
+        self.passed = 0
+        self.whole = False
+        self.events = False
+        self.tail = b""
+        self._filter = events_filter
+        self._dialect = dialect
         self._shared = shared
+        self._ticker = shared.ticker
         self._send = send
         self._head = head
         self._request_id = request_id
         self._connection_line = connection_line
         self._began = shared.clock()
         self._first_byte = 0.0
-        self._tail = b""
-        self._tried: set[int] = set()
+        self._tried: tuple[int, ...] = ()
         self._upstream: Peer | None = None
         self._deadline: float | None = None
-        self._gave_up = False
+        self._patience_s = 0.0
+        self._ends = math.inf
+        self._gave_up = ""
+        self._engines: Sequence[Engine] = ()
 
     def sweep(self, now: float) -> None:
-        """Give an engine up that was silent for too long."""
-        if self._deadline is not None and now > self._deadline and self._upstream is not None:
-            self._gave_up = True
-            self._deadline = None
-            self._upstream.abort()
+        """Give an engine up that was silent for too long, or a request that took too long in all."""
+        if self._upstream is None:
+            return
+        if now > self._ends:
+            self._gave_up = f"took longer than {self._timeouts.total_s:g} s"
+        elif self._deadline is not None and now > self._deadline:
+            self._gave_up = f"sent nothing for {self._patience_s:g} s"
+        else:
+            return
+        self._deadline, self._ends = None, math.inf
+        self._upstream.abort()
 
-    async def run(self, route: Route, engines: Sequence[Engine], body: bytes) -> bool:
+    async def run(self, served: Served, body: bytes, tokens: int, key: int | None) -> bool:
         """Find an engine and pass its answer on. Returns whether the client's connection can go on after it.
 
-        Raises :class:`ApiError` when no engine gave an answer; nothing was sent to the client then.
+        ``tokens`` is about how many the request has, and ``key`` that of its conversation. Raises :class:`ApiError`
+        when no engine gave an answer; nothing was sent to the client then.
         """
-        head, request_id, model = self._head, self._request_id, route.model
+        head, request_id, model = self._head, self._request_id, served.route.model
+        directory, engines = self._shared.directory, served.engines
         start = head.method + b" " + head.target + b" HTTP/1.1\r\n"
         fields = head.forwarded + b"x-request-id: %b\r\ncontent-length: %d\r\n\r\n" % (request_id, len(body))
-        last = ""
-        for _ in range(1 + _RETRIES):
+        self._engines = engines
+        self._timeouts = served.timeouts
+        self._ends = self._began + served.timeouts.total_s
+        served.budget.request()
+        failed: EngineFailed | None = None
+        while len(self._tried) <= _RETRIES and (failed is None or served.budget.retry()):
             now = self._shared.clock()
-            index = choose(engines, self._tried, int(now * 1000) + len(self._tried), now)
-            if index is None:
+            choice = choose(engines, (*self._tried, *served.busy_ones()), now, directory.draw(), key)
+            if choice is None and (choice := choose(engines, self._tried, now, 0.0)) is None:
                 break
+            index, reason = choice
             engine = engines[index]
-            self._tried.add(index)
-            with engine.busy():
-                try:
-                    return await self._ask(engine, start + engine.head_lines + fields, body)
-                except EngineFailed as failed:
-                    last = failed.reason
-                    engine.failed(self._shared.clock())
-                    self._shared.metrics.retried(model, engine.endpoint.id)
-                    _log.warning(
-                        "engine failed", model=model, endpoint=engine.endpoint.id, reason=last,
-                        request_id=request_id.decode(),
-                    )  # fmt: skip
-                    if failed.timed_out:
-                        raise ApiError(
-                            504, f"The engine of {model} did not answer in time.", "engine_timeout"
-                        ) from failed
-        if last:
-            raise ApiError(502, f"No engine of {model} gave an answer; the last one {last}.", "engine_failed")
-        why = f": it {route.public}" if route.public else ""
+            self._shared.metrics.chosen(model, reason)
+            self._tried += (index,)
+            directory.began(engine, tokens)
+            try:
+                return await self._ask(engine, start + engine.head_lines + fields, body)
+            except EngineFailed as caught:
+                failed = caught
+                if not failed.busy:
+                    engine.health.failed(self._shared.clock())
+            finally:
+                directory.ended(engine, tokens)
+            self._shared.metrics.retried(model, engine.endpoint.id)
+            _log.warning(
+                "engine failed", model=model, endpoint=engine.endpoint.id, reason=failed.reason,
+                request_id=request_id.decode(),
+            )  # fmt: skip
+            if failed.timed_out:
+                raise ApiError(504, f"The engine of {model} did not answer in time.", "engine_timeout") from failed
+        if failed is not None:
+            raise ApiError(502, f"No engine of {model} gave an answer; the last one {failed.reason}.", "engine_failed")
+        why = f": it {served.route.public}" if served.route.public else ""
         raise ApiError(503, f"No replica of {model} is ready{why}.", "no_ready_replica", retry_after_s=_RETRY_AFTER_S)
 
     async def _ask(self, engine: Engine, head: bytes, body: bytes) -> bool:
         """One engine, on a kept connection or a new one. Raises :class:`EngineFailed` as long as it can be retried."""
-        settings = self._shared.directory.table.settings
+        timeouts = self._timeouts
         request = head + body if len(body) < _JOIN_BYTES else head
         while True:
-            peer = engine.take_idle(self._shared.clock())
+            peer = engine.take_idle(self._ticker.now)
             reused = peer is not None
             if peer is None:
                 try:
-                    peer = await engine.connect(settings.connect_timeout_s)
+                    peer = await engine.connect(timeouts.connect_s)
                 except OSError as failed:
                     raise EngineFailed(f"cannot be reached ({failed.strerror or failed})") from failed
             keep = False
-            self._upstream, self._gave_up = peer, False
+            self._upstream, self._gave_up = peer, ""
             try:
-                self._deadline = self._shared.clock() + settings.first_byte_timeout_s
+                self._wait(timeouts.first_byte_s)
                 try:
                     await peer.send(request)
                     if len(body) >= _JOIN_BYTES:
@@ -153,7 +201,7 @@ class Exchange:
                     cause = "closed the connection before its answer"
                 if not first:
                     if self._gave_up:
-                        raise EngineFailed(f"sent nothing for {settings.first_byte_timeout_s:g} s", timed_out=True)
+                        raise EngineFailed(self._gave_up, timed_out=True)
                     if reused:
                         continue  # it had closed the kept connection meanwhile; that says nothing about the engine
                     raise EngineFailed(cause)
@@ -164,13 +212,23 @@ class Exchange:
             finally:
                 self._upstream, self._deadline = None, None
                 if keep:
-                    engine.give_back(peer, self._shared.clock())
+                    engine.give_back(peer, self._ticker.now)
                 else:
                     peer.close()
 
+    def _another(self) -> bool:
+        """Whether there is an engine that was not asked yet."""
+        return len(self._tried) <= _RETRIES and any(
+            not engine.draining for n, engine in enumerate(self._engines) if n not in self._tried
+        )
+
+    def _wait(self, seconds: float) -> None:
+        self._patience_s = seconds
+        self._deadline = self._ticker.now + seconds
+
     async def _more(self, peer: Peer) -> bytes:
         """More of the engine's answer; its time to the next bytes begins anew."""
-        self._deadline = self._shared.clock() + self._shared.directory.table.settings.idle_timeout_s
+        self._wait(self._timeouts.idle_s)
         try:
             return await peer.receive()
         except OSError:
@@ -187,7 +245,9 @@ class Exchange:
                     if len(data) > MAX_HEAD_BYTES:
                         raise BadMessage(502, "the engine's head is too long")
                     if not (more := await self._more(peer)):
-                        raise EngineFailed("closed the connection within its head", timed_out=self._gave_up)
+                        raise EngineFailed(
+                            self._gave_up or "closed the connection within its head", timed_out=bool(self._gave_up)
+                        )
                     data += more
                 response = parse_response(data[: end + 4])
                 data = data[end + 4 :]
@@ -198,20 +258,36 @@ class Exchange:
                 if not (data := await self._more(peer)):
                     if not response.chunked and response.length is None and not self._gave_up:
                         break  # a body that ends with the connection, and is empty
-                    raise EngineFailed("closed the connection before its answer's body", timed_out=self._gave_up)
+                    raise EngineFailed(
+                        self._gave_up or "closed the connection before its answer's body",
+                        timed_out=bool(self._gave_up),
+                    )
         except BadMessage as bad:
             raise EngineFailed(bad.reason) from bad
         self._first_byte = self._shared.clock()
-        engine.worked()
-        keep = await self._relay(peer, response, data, engine, bodiless=bodiless)
+        if response.status == 503 and self._another():
+            raise EngineFailed("has no room (503)", busy=True)
+        self.status, self.events = response.status, response.event_stream
+        if response.status < 500:
+            engine.health.worked()
+        else:
+            engine.health.erred(self._first_byte)
+        try:
+            keep = await self._relay(peer, response, data, engine, bodiless=bodiless)
+            self.whole = not (response.event_stream and own_error(self.tail))
+        finally:
+            self.usage = usage_of(self.tail)
         now = self._shared.clock()
+        if not self.whole:
+            self._count_broken(engine, "ended its answer with an error of its own")
+            return keep and response.keep_alive
         self._shared.metrics.answered(
             self.model,
             engine.endpoint.id,
             response.status,
             now - self._began,
             self._first_byte - self._began,
-            usage_of(self._tail),
+            self.usage,
         )
         return keep and response.keep_alive
 
@@ -231,23 +307,29 @@ class Exchange:
         self, peer: Peer, response: ResponseHead, head: bytes, data: bytes, engine: Engine
     ) -> bool:
         walker = ChunkWalker()
+        events = self._filter if response.event_stream else None
         send = head
         while True:
             try:
                 end = walker.feed(data)
             except BadMessage as bad:
-                await self._break(engine, response, bad.reason, between_chunks=False, sent=not send)
+                await self._break(engine, response, bad.reason, between_chunks=events is not None, sent=not send)
             if end >= 0:
                 exact = end == len(data)
                 data = data[:end]
-            self._tail = data[-TAIL_BYTES:] if len(data) >= TAIL_BYTES else (self._tail + data)[-TAIL_BYTES:]
-            await self._send(send + data if send else data)
+            self.tail = data[-TAIL_BYTES:] if len(data) >= TAIL_BYTES else (self.tail + data)[-TAIL_BYTES:]
+            self.passed += len(data)
+            if events is not None:
+                data = events.chunks(data, walker.boundary, finished=end >= 0)
+            if send or data:
+                await self._send(send + data if send else data)
             send = b""
             if end >= 0:
                 return exact
             if not (data := await self._more(peer)):
-                why = "stood still for too long" if self._gave_up else "ended the connection within its answer"
-                await self._break(engine, response, why, between_chunks=walker.between_chunks, sent=True)
+                why = self._gave_up or "ended the connection within its answer"
+                between = walker.between_chunks or events is not None
+                await self._break(engine, response, why, between_chunks=between, sent=True)
 
     async def _relay_sized(self, peer: Peer, response: ResponseHead, head: bytes, data: bytes, engine: Engine) -> bool:
         assert response.length is not None
@@ -257,13 +339,14 @@ class Exchange:
         send = head
         while True:
             left -= len(data)
-            self._tail = (self._tail + data)[-TAIL_BYTES:]
+            self.passed += len(data)
+            self.tail = (self.tail + data)[-TAIL_BYTES:]
             await self._send(send + data if send else data)
             send = b""
             if left == 0:
                 return exact
             if not (data := await self._more(peer)):
-                why = "stood still for too long" if self._gave_up else "ended the connection within its answer"
+                why = self._gave_up or "ended the connection within its answer"
                 await self._break(engine, response, why, between_chunks=False, sent=True)
             exact = exact and len(data) <= left
             data = data[:left]
@@ -272,12 +355,16 @@ class Exchange:
         """A body that ends with the engine's connection, or a chunked one for a client that knows no chunks."""
         chunks_out = self._head.minor == 1
         decoder = ChunkDecoder() if response.chunked else None
+        events = self._filter if response.event_stream else None
         framing = b"transfer-encoding: chunked\r\n" if chunks_out else b"connection: close\r\n"
         send = response.start_unframed + framing + more.replace(b"connection: keep-alive\r\n", b"")
         try:
             while True:
                 part = data if decoder is None else decoder.feed(data)
-                self._tail = (self._tail + part)[-TAIL_BYTES:]
+                self.tail = (self.tail + part)[-TAIL_BYTES:]
+                self.passed += len(part)
+                if events is not None:
+                    part = events.content(part)
                 if part or send:
                     framed = b"%x\r\n%b\r\n" % (len(part), part) if chunks_out and part else part
                     await self._send(send + framed)
@@ -288,24 +375,32 @@ class Exchange:
         except BadMessage as bad:
             await self._break(engine, response, bad.reason, between_chunks=False, sent=True)
         if self._gave_up or (decoder is not None and not decoder.finished):
-            await self._break(engine, response, "ended within its answer", between_chunks=chunks_out, sent=True)
+            await self._break(
+                engine, response, self._gave_up or "ended within its answer", between_chunks=chunks_out, sent=True
+            )
+        rest = b"" if events is None else events.rest()
         if chunks_out:
-            await self._send(b"0\r\n\r\n")
+            await self._send((b"%x\r\n%b\r\n" % (len(rest), rest) if rest else b"") + b"0\r\n\r\n")
+        elif rest:
+            await self._send(rest)
         return False
+
+    def _count_broken(self, engine: Engine, why: str) -> None:
+        self._shared.metrics.broken(self.model, engine.endpoint.id)
+        engine.health.failed(self._shared.clock())
+        _log.warning(
+            "answer cut short", model=self.model, endpoint=engine.endpoint.id, reason=why,
+            request_id=self._request_id.decode(),
+        )  # fmt: skip
 
     async def _break(
         self, engine: Engine, response: ResponseHead, why: str, *, between_chunks: bool, sent: bool
     ) -> NoReturn:
         """An answer ends in its middle: say so in the stream where that is possible, and never end it cleanly."""
-        self._shared.metrics.broken(self.model, engine.endpoint.id)
-        engine.failed(self._shared.clock())
-        _log.warning(
-            "answer cut short", model=self.model, endpoint=engine.endpoint.id, reason=why,
-            request_id=self._request_id.decode(),
-        )  # fmt: skip
+        self._count_broken(engine, why)
         if sent and response.event_stream and between_chunks and self._head.minor == 1:
-            gap = b"" if _ends_event(self._tail) else b"\n\n"
-            event = gap + errors.stream_event(f"The engine of {self.model} {why}.")
+            gap = b"" if _ends_event(self.tail) else b"\n\n"
+            event = gap + errors.stream_event(f"The engine of {self.model} {why}.", self._dialect)
             await self._send(b"%x\r\n%b\r\n" % (len(event), event))
         raise _Broken
 

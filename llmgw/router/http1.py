@@ -16,6 +16,7 @@ MAX_HEAD_BYTES = 16 * 1024
 MAX_FIELDS = 100
 _MAX_SIZE_LINE = 256
 _MAX_TRAILER_BYTES = 8 * 1024
+_SESSION_BYTES = 256
 _MEMO_HEAD_BYTES = 2048
 """Heads up to this size are remembered: a client's heads are alike but for their length, and parsing is pure."""
 
@@ -54,7 +55,10 @@ class BadMessage(Exception):
 
 @frozen
 class RequestHead:
-    """What a request's head says. ``forwarded`` are its end-to-end fields as lines, ready for the engine."""
+    """What a request's head says. ``forwarded`` are its end-to-end fields as lines, ready for the engine.
+
+    ``session`` is what the client calls the conversation: ``x-llmgw-session``.
+    """
 
     method: bytes
     target: bytes
@@ -65,6 +69,8 @@ class RequestHead:
     expects_continue: bool
     authorization: bytes
     request_id: bytes
+    content_type: bytes
+    session: bytes
     forwarded: bytes
 
 
@@ -102,6 +108,7 @@ def _request(head: bytes) -> RequestHead:
         raise BadMessage(400, "the request's head is not valid HTTP/1.1")
     minor = int(match["minor"])
     keep_alive, length, chunked, expects, authorization, ident = minor == 1, None, False, False, b"", b""
+    content_type, session = b"", b""
     forwarded: list[tuple[bytes, bytes]] = []
     named: set[bytes] = set()
     seen: set[bytes] = set()
@@ -111,8 +118,14 @@ def _request(head: bytes) -> RequestHead:
         if count > MAX_FIELDS:
             raise BadMessage(431, f"more than {MAX_FIELDS} header fields")
         if name not in _NOT_FORWARDED:
+            if name == b"content-type":
+                content_type = value
+            elif name == b"content-encoding" and value.lower() != b"identity":
+                raise BadMessage(415, "bodies are taken as they are here, without Content-Encoding")
             if not name.startswith(b"x-llmgw-"):
                 forwarded.append((name, line))
+            elif name == b"x-llmgw-session":
+                session = value[:_SESSION_BYTES]
             continue
         if name in seen and name in (
             b"host",
@@ -168,6 +181,8 @@ def _request(head: bytes) -> RequestHead:
         expects_continue=expects,
         authorization=authorization,
         request_id=ident,
+        content_type=content_type,
+        session=session,
         forwarded=b"".join(line + b"\r\n" for name, line in forwarded if name not in named),
     )
 
@@ -221,7 +236,8 @@ _remembered_response = lru_cache(4096)(_response)
 _REASONS = {
     200: b"OK", 201: b"Created", 204: b"No Content", 400: b"Bad Request", 401: b"Unauthorized", 403: b"Forbidden",
     404: b"Not Found", 405: b"Method Not Allowed", 408: b"Request Timeout", 411: b"Length Required",
-    413: b"Content Too Large", 417: b"Expectation Failed", 422: b"Unprocessable Content", 429: b"Too Many Requests",
+    413: b"Content Too Large", 415: b"Unsupported Media Type", 417: b"Expectation Failed",
+    422: b"Unprocessable Content", 429: b"Too Many Requests",
     431: b"Request Header Fields Too Large", 500: b"Internal Server Error", 501: b"Not Implemented",
     502: b"Bad Gateway", 503: b"Service Unavailable", 504: b"Gateway Timeout",
 }  # fmt: skip
@@ -239,12 +255,14 @@ class ChunkWalker:
     because two readers that disagree on a size read different messages.
     """
 
-    __slots__ = ("_left", "_part", "_trailer_bytes", "finished")
+    __slots__ = ("_left", "_part", "_trailer_bytes", "boundary", "finished")
 
     def __init__(self) -> None:
         self._left = 0  # bytes of the present chunk, and of the line end after it, that are still to come
         self._part = b""
         self._trailer_bytes = -1  # below zero until the last chunk was seen
+        self.boundary = 0
+        """The index in what was fed last behind its last whole chunk; not above 0 where none ended in it."""
         self.finished = False
 
     @property
@@ -259,6 +277,7 @@ class ChunkWalker:
         """
         size = len(data)
         at = self._left
+        self.boundary = 0
         if at > size:
             self._check_line_end(data, size, at)
             self._left = at - size
@@ -275,6 +294,8 @@ class ChunkWalker:
                 if len(buffer) - at > _MAX_SIZE_LINE:
                     raise BadMessage(502, "a chunk's size line is too long")
                 self._part = buffer[at:]
+                if self._trailer_bytes < 0:
+                    self.boundary = at - base
                 return -1
             line = buffer[at:line_end]
             at = line_end + 2
@@ -292,11 +313,13 @@ class ChunkWalker:
             length = int(match[1], 16)
             if length == 0:
                 self._trailer_bytes = 0
+                self.boundary = at - len(line) - 2 - base
                 continue
             after = at + length + 2
             if after > len(buffer):
                 self._check_line_end(buffer, len(buffer), after)
                 self._left = after - len(buffer)
+                self.boundary = at - len(line) - 2 - base
                 return -1
             if buffer[after - 2 : after] != b"\r\n":
                 raise BadMessage(502, "a chunk is longer than its size")

@@ -22,8 +22,24 @@ import trio
 from llmgw import __version__
 from llmgw.errors import OperatorError, PeerError
 from llmgw.router.control_socket import Channel, connect
+from llmgw.router.counts import COUNTS_FOLDER, SharedCounts
+from llmgw.router.journal import Batch, Journal
 from llmgw.router.server import RouterServer, listen
-from llmgw.router.wire import Drain, Failed, Hello, Load, Serving, UseTable
+from llmgw.router.wire import (
+    Drain,
+    Failed,
+    FromWorker,
+    Full,
+    Hello,
+    Keys,
+    KeysHeld,
+    Load,
+    Serving,
+    Spent,
+    Usage,
+    UsageKept,
+    UseTable,
+)
 from llmgw.settings.daemon import Address, Log, LogFormat, LogLevel
 from llmgw.telemetry.logging import configure, logger
 
@@ -31,6 +47,9 @@ _AGAIN_FIRST_S = 0.2
 _AGAIN_MOST_S = 2.0
 _LOAD_EVERY_S = 0.25
 _LOAD_ANYWAY_S = 5.0
+_USAGE_EVERY_S = 0.5
+_AGAIN_S = 5.0
+"""When usage is said again that nobody said was kept."""
 
 _log = logger("control")
 
@@ -42,7 +61,12 @@ class Worker:
         self._path = path
         self._address = address
         self._drain_s = drain_s
+        self._folder = path.parent / COUNTS_FOLDER
         self._server = RouterServer()
+        self._journal = Journal(None)
+        self._server.gate.unkept = lambda: self._journal.unkept
+        self._say: list[FromWorker] = []
+        self._wake = trio.Event()
         self._started = time.time()
         self._failure: OperatorError | None = None
 
@@ -50,15 +74,44 @@ class Worker:
         """Serve until drained. Returns the exit code."""
         try:
             listener = listen(self._address)
+            self._open_counts()
         except OperatorError as failed:
             await self._report_failure(failed)
             return 2
         async with trio.open_nursery() as nursery:
             await nursery.start(self._signals)
             nursery.start_soon(self._control)
-            await self._server.run(listener)
+            nursery.start_soon(self._write_usage)
+            try:
+                await self._server.run(listener)
+            finally:
+                # Whatever is not said by now is in the file, and the control plane collects it from there.
+                self._flush()
             nursery.cancel_scope.cancel(reason="drained")
+        self._journal.close()
+        self._server.gate.counts.close()
         return 0
+
+    def _open_counts(self) -> None:
+        """A full disk is no reason not to serve: this worker then counts alone, and says so."""
+        try:
+            self._server.gate.counts = SharedCounts(self._folder)
+            self._journal = Journal(self._folder)
+        except OSError as failed:
+            _log.error("limits and usage are kept in memory alone", folder=str(self._folder), error=failed.strerror)
+
+    async def _write_usage(self) -> None:
+        while True:
+            await trio.sleep(_USAGE_EVERY_S)
+            self._flush()
+
+    def _flush(self) -> None:
+        if not self._server.gate.book:
+            return
+        try:
+            self._journal.add(self._server.gate.book.take())
+        except OSError as failed:
+            _log.error("usage cannot be written down, and is lost if this process dies", error=failed.strerror)
 
     async def _report_failure(self, failed: OperatorError) -> None:
         _log.error("cannot serve", error=str(failed))
@@ -82,7 +135,9 @@ class Worker:
                 self._server.drain(self._drain_s)
 
     def _hello(self) -> Hello:
-        return Hello(os.getpid(), __version__, str(self._address), self._server.directory.table.version, self._started)
+        server = self._server
+        table, keys = server.directory.table.version, server.gate.keys.version
+        return Hello(os.getpid(), __version__, str(self._address), table, self._started, keys)
 
     async def _control(self) -> None:
         """Talk to the control plane, whenever there is one."""
@@ -115,6 +170,19 @@ class Worker:
                 match message:
                     case UseTable(table=table):
                         self._server.use(table)
+                    case Full(engines=engines):
+                        self._server.directory.fill(engines)
+                    case Keys(base=base, upto=upto, keys=keys, last=last):
+                        held = self._server.gate.keys
+                        held.apply(base, upto, keys, last=last)
+                        self._say.append(KeysHeld(held.version))
+                        self._wake.set()
+                    case Spent(rows=rows):
+                        self._server.gate.learn(rows)
+                    case UsageKept(ledger=ledger, seq=seq) if ledger == self._journal.ledger:
+                        self._journal.kept(seq)
+                    case UsageKept():
+                        pass
                     case Drain(seconds=seconds):
                         _log.info("draining", seconds=seconds)
                         self._server.drain(seconds)
@@ -127,15 +195,25 @@ class Worker:
             await channel.send(self._hello())
             await channel.send(Serving())
             said: Load | None = None
-            said_at = 0.0
+            said_at = said_usage_at = 0.0
+            said_usage: Batch | None = None
+            self._say.clear()
             while True:
                 now = trio.current_time()
+                while self._say:
+                    await channel.send(self._say.pop(0))
+                usage = self._journal.next()
+                if usage is not None and (usage is not said_usage or now - said_usage_at > _AGAIN_S):
+                    said_usage, said_usage_at = usage, now
+                    await channel.send(Usage(self._journal.ledger, usage.seq, usage.rows))
                 directory = self._server.directory
                 load = Load(directory.outstanding(), dict(directory.waiting), dict(directory.asked))
                 if load != said or now - said_at > _LOAD_ANYWAY_S:
                     await channel.send(load)
                     said, said_at = load, now
-                await trio.sleep(_LOAD_EVERY_S)
+                self._wake = trio.Event()
+                with trio.move_on_after(_LOAD_EVERY_S):
+                    await self._wake.wait()
         except trio.BrokenResourceError:
             scope.cancel(reason="the control plane is gone")
 

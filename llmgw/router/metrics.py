@@ -40,10 +40,14 @@ class Distribution:
 
 
 class RouterMetrics(Collector):
-    """Counters of one worker. ``in_flight`` is asked for when the exposition is built."""
+    """Counters of one worker. ``in_flight`` and ``waiting`` are asked for when the exposition is built."""
 
-    def __init__(self, in_flight: Callable[[], Mapping[tuple[str, str], int]]) -> None:
+    def __init__(
+        self, in_flight: Callable[[], Mapping[tuple[str, str], int]], waiting: Callable[[], Mapping[str, int]]
+    ) -> None:
         self._in_flight = in_flight
+        self._waiting = waiting
+        self._choices: dict[tuple[str, str], int] = defaultdict(int)
         self._requests: dict[tuple[str, str, int], int] = defaultdict(int)
         self._rejected: dict[str, int] = defaultdict(int)
         self._retries: dict[tuple[str, str], int] = defaultdict(int)
@@ -55,6 +59,10 @@ class RouterMetrics(Collector):
         self._registry = CollectorRegistry()
         self._registry.register(self)
 
+    def add(self, more: Collector) -> None:
+        """Expose these too."""
+        self._registry.register(more)
+
     def answered(
         self, model: str, endpoint: str, status: int, seconds: float, first_byte_s: float, usage: tuple[int, int] | None
     ) -> None:
@@ -65,6 +73,10 @@ class RouterMetrics(Collector):
         if usage is not None:
             self._tokens[model, "prompt"] += usage[0]
             self._tokens[model, "completion"] += usage[1]
+
+    def chosen(self, model: str, reason: str) -> None:
+        """An engine was chosen for a request, and why that one."""
+        self._choices[model, reason] += 1
 
     def rejected(self, status: int) -> None:
         """The router answered by itself, with an error."""
@@ -99,6 +111,7 @@ class RouterMetrics(Collector):
                 family.add_metric([key], count)
             yield family
         for name, help_text, labels, pairs in (
+            ("llmgw_router_choices", "Engines chosen, by why that one", ["model", "reason"], self._choices),
             ("llmgw_router_retries", "Requests moved to another engine", ["model", "endpoint"], self._retries),
             ("llmgw_router_broken", "Answers that an engine cut short", ["model", "endpoint"], self._broken),
             ("llmgw_router_tokens", "Tokens by the engines' own count", ["model", "kind"], self._tokens),
@@ -123,6 +136,10 @@ class RouterMetrics(Collector):
         for pair, count in self._in_flight().items():
             gauge.add_metric(list(pair), count)
         yield gauge
+        held = GaugeMetricFamily("llmgw_router_waiting", "Requests that wait for an engine", labels=["model"])
+        for model, count in self._waiting().items():
+            held.add_metric([model], count)
+        yield held
 
     def render(self) -> bytes:
         """The text exposition."""

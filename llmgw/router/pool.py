@@ -2,35 +2,41 @@
 
 from __future__ import annotations
 
+import random
+import secrets
 from collections import Counter
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Iterable, Sequence
 
 import trio
+from attrs import define, frozen
 
-from llmgw.router.choose import EJECT_AFTER, EJECT_S
+from llmgw.router.choose import seed_of
+from llmgw.router.errors import ApiError
+from llmgw.router.health import Health, RetryBudget
+from llmgw.router.queue import FairQueue
 from llmgw.router.sockets import Peer, dial
 from llmgw.router.table import Endpoint, Route, Table
+from llmgw.settings.catalog import Routing
+from llmgw.settings.document import RouterSettings
 
 _IDLE_MOST = 64
 _IDLE_S = 30.0
 """Engines close idle connections after 5 s (uvicorn) and up; one that was closed meanwhile is noticed at its use."""
 
-HELD_MOST = 256
-"""So many requests of a model wait for its first engine; what comes beyond is told to come again."""
-
 
 class Engine:
     """One endpoint and what the router learnt of it. Lives on over new tables for as long as it is in them."""
 
-    __slots__ = ("_idle", "draining", "ejected_until", "endpoint", "failures", "head_lines", "outstanding")
+    __slots__ = ("_idle", "draining", "endpoint", "full", "head_lines", "health", "outstanding", "seed", "tokens")
 
     def __init__(self, endpoint: Endpoint) -> None:
         self.endpoint = endpoint
         self.draining = endpoint.draining
+        self.health = Health()
+        self.full = False
         self.outstanding = 0
-        self.failures = 0
-        self.ejected_until = 0.0
+        self.tokens = 0
+        self.seed = seed_of(endpoint.id)
         self._idle: list[tuple[Peer, float]] = []
         host = f"[{endpoint.host}]" if ":" in endpoint.host else endpoint.host
         lines = f"host: {host}:{endpoint.port}\r\n"
@@ -58,26 +64,6 @@ class Engine:
         else:
             peer.close()
 
-    def failed(self, now: float) -> None:
-        """A connection could not be had, or ended before an answer."""
-        self.failures += 1
-        if self.failures >= EJECT_AFTER:
-            self.ejected_until = now + EJECT_S
-
-    def worked(self) -> None:
-        """It answered."""
-        self.failures = 0
-        self.ejected_until = 0.0
-
-    @contextmanager
-    def busy(self) -> Iterator[None]:
-        """Count one request as outstanding, however it ends."""
-        self.outstanding += 1
-        try:
-            yield
-        finally:
-            self.outstanding -= 1
-
     def sweep(self, now: float) -> None:
         """Close connections that nobody needed for a while."""
         keep = [(peer, since) for peer, since in self._idle if now - since < _IDLE_S]
@@ -93,59 +79,187 @@ class Engine:
         self._idle.clear()
 
 
-class Directory:
-    """Models and their engines, as the newest table has them."""
+@frozen
+class Timeouts:
+    """How long a model's engines may take, in seconds: to be reached, to the first byte, between two pieces, in all."""
+
+    connect_s: float
+    first_byte_s: float
+    idle_s: float
+    total_s: float
+
+    @classmethod
+    def of(cls, routing: Routing, router: RouterSettings) -> Timeouts:
+        """The model's own where it has any, and the router's."""
+        return cls(
+            router.connect_timeout_s,
+            routing.first_byte_timeout_s or router.first_byte_timeout_s,
+            routing.idle_timeout_s or router.idle_timeout_s,
+            routing.total_timeout_s or router.total_timeout_s,
+        )
+
+
+class Line:
+    """The requests of a model that wait, and how many of them were just let go and are not at an engine yet."""
+
+    __slots__ = ("queue", "released")
 
     def __init__(self) -> None:
+        self.queue: FairQueue[trio.Event] = FairQueue()
+        self.released = 0
+
+
+@define(eq=False)
+class Served:
+    """A model as this router serves it. ``line`` and ``budget`` live on over new tables.
+
+    ``started`` when it has an engine that takes requests; ``salted`` when one of them knows ``cache_salt``, of which
+    the others take no notice.
+    """
+
+    route: Route
+    engines: tuple[Engine, ...]
+    timeouts: Timeouts
+    line: Line
+    budget: RetryBudget
+    started: bool
+    salted: bool
+
+    def free(self) -> bool:
+        """Whether one more request may go to an engine now."""
+        most = self.route.routing.concurrency
+        if most is None:
+            return self.started
+        return sum(most - e.outstanding for e in self.engines if not e.draining) > self.line.released
+
+    def busy_ones(self) -> Sequence[int]:
+        """The engines that have all they may have."""
+        most = self.route.routing.concurrency
+        return () if most is None else [n for n, engine in enumerate(self.engines) if engine.outstanding >= most]
+
+
+class Directory:
+    """Models and their engines, as the newest table has them. ``chance`` is what draws are made with."""
+
+    def __init__(self, chance: random.Random | None = None) -> None:
         self.table = Table()
-        self._routes: dict[str, tuple[Route, tuple[Engine, ...]]] = {}
+        self.draw = (chance or random.Random()).random  # noqa: S311
+        self._served: dict[str, Served] = {}
         self._engines: dict[tuple[str, str, int, str | None], Engine] = {}
         self._leaving: list[Engine] = []
-        self._changed = trio.Event()
-        self.waiting: Counter[str] = Counter()
+        self._full: frozenset[str] = frozenset()
+        self._waiting_now: set[str] = set()
         self.asked: Counter[str] = Counter()
 
     def use(self, table: Table) -> None:
         """Take over a table; engines that are in both keep their connections and counts."""
         engines: dict[tuple[str, str, int, str | None], Engine] = {}
-        routes: dict[str, tuple[Route, tuple[Engine, ...]]] = {}
+        served: dict[str, Served] = {}
         for route in table.routes:
             mine = []
             for endpoint in route.endpoints:
                 key = (endpoint.id, endpoint.host, endpoint.port, endpoint.api_key)
                 engine = engines.get(key) or self._engines.get(key) or Engine(endpoint)
-                engine.draining = endpoint.draining
+                engine.endpoint, engine.draining = endpoint, endpoint.draining
+                engine.full = endpoint.id in self._full
                 engines[key] = engine
                 mine.append(engine)
-            routes[route.model] = (route, tuple(mine))
+            before = self._served.get(route.model)
+            served[route.model] = Served(
+                route,
+                tuple(mine),
+                Timeouts.of(route.routing, table.settings),
+                Line() if before is None else before.line,
+                RetryBudget() if before is None else before.budget,
+                started=any(not endpoint.draining for endpoint in route.endpoints),
+                salted=any(endpoint.salted for endpoint in route.endpoints),
+            )
         gone = [engine for key, engine in self._engines.items() if key not in engines]
         for engine in gone:
             engine.close()
         self._leaving = [e for e in (*self._leaving, *gone) if e.outstanding]
-        self._engines, self._routes, self.table = engines, routes, table
-        self._changed.set()
-        self._changed = trio.Event()
+        left = [s for name, s in self._served.items() if name not in served]
+        self._engines, self._served, self.table = engines, served, table
+        for model in left:
+            while (waiter := model.line.queue.take()) is not None:
+                waiter.set()
+        self._let_go()
 
-    def find(self, model: str) -> tuple[Route, tuple[Engine, ...]] | None:
-        """A model's route and its engines."""
-        return self._routes.get(model)
+    def fill(self, full: Iterable[str]) -> None:
+        """Which engines, by endpoint id, say that they have no room."""
+        self._full = frozenset(full)
+        for engine in self._engines.values():
+            engine.full = engine.endpoint.id in self._full
 
-    async def engine_of(self, model: str, hold_s: float) -> bool:
-        """Wait for the model to have an engine that takes requests, for so many seconds; whether it has."""
-        if self.waiting[model] >= HELD_MOST:
-            return False
-        self.waiting[model] += 1
+    def find(self, model: str) -> Served | None:
+        """A model by any of its names, if it is in the table."""
+        found = self._served.get(model)
+        return self._served.get(found.route.alias_of) if found is not None and found.route.alias_of else found
+
+    async def turn(self, served: Served, tenant: str) -> Served:
+        """Wait until a request may go to an engine; returns the model as it is then.
+
+        Where there is no engine and none is being started for it that is at once. Raises :class:`ApiError` with 503
+        when too many wait, or its time is over while all engines have what they may have.
+        """
+        line = served.line
+        if not line.queue and served.free():
+            return served
+        route = served.route
+        wait_s = route.routing.queue_s if served.started else route.hold_s
+        if not wait_s:
+            return served
+        if not line.queue.room(tenant, route.routing.queue):
+            raise _too_many(route.model, "too many requests wait for it")
+        waiter, goes = trio.Event(), False
+        line.queue.put(tenant, waiter)
+        self._waiting_now.add(route.model)
         try:
-            with trio.move_on_after(hold_s):
-                while (found := self.find(model)) is not None:
-                    if any(not engine.draining for engine in found[1]):
-                        return True
-                    await self._changed.wait()
-            return False
+            with trio.move_on_after(wait_s):
+                await waiter.wait()
+            goes = True
         finally:
-            self.waiting[model] -= 1
-            if not self.waiting[model]:
-                del self.waiting[model]
+            if not line.queue.drop(tenant, waiter):
+                line.released = max(0, line.released - 1)
+                if not goes:
+                    self._let_go()  # its client is gone, and the place that it was given is another's
+            if not line.queue:
+                self._waiting_now.discard(route.model)
+        found = self._served.get(route.model, served)
+        if not waiter.is_set() and found.started:
+            raise _too_many(route.model, f"no engine was free for it within {wait_s:g} s")
+        return found
+
+    def _let_go(self) -> None:
+        """Let requests that wait go on, as many as there is room for."""
+        for model in list(self._waiting_now):
+            served = self._served.get(model)
+            while served is not None and served.line.queue and served.free():
+                waiter = served.line.queue.take()
+                assert waiter is not None
+                served.line.released += 1
+                waiter.set()
+            if served is None or not served.line.queue:
+                self._waiting_now.discard(model)
+
+    def began(self, engine: Engine, tokens: int) -> None:
+        """A request of about so many tokens goes to an engine; :meth:`ended` follows, however it ends."""
+        engine.outstanding += 1
+        engine.tokens += tokens
+        engine.health.asked()
+
+    def ended(self, engine: Engine, tokens: int) -> None:
+        """It has ended."""
+        engine.outstanding -= 1
+        engine.tokens -= tokens
+        engine.health.left()
+        if self._waiting_now:
+            self._let_go()
+
+    @property
+    def waiting(self) -> dict[str, int]:
+        """How many requests wait, by model."""
+        return {model: len(self._served[model].line.queue) for model in self._waiting_now if model in self._served}
 
     def routes(self) -> tuple[Route, ...]:
         """Every route, in the catalog's order."""
@@ -160,7 +274,7 @@ class Directory:
 
     def in_flight(self) -> dict[tuple[str, str], int]:
         """Open requests by model and endpoint id; those for a model's adapters count as the model's."""
-        models = {id(engine): route.model for route, engines in reversed(self._routes.values()) for engine in engines}
+        models = {id(e): served.route.model for served in reversed(self._served.values()) for e in served.engines}
         return {(models[id(e)], e.endpoint.id): e.outstanding for e in self._engines.values()}
 
     def sweep(self, now: float) -> None:
@@ -173,3 +287,9 @@ class Directory:
         """Close every idle connection."""
         for engine in self._engines.values():
             engine.close()
+
+
+def _too_many(model: str, why: str) -> ApiError:
+    # Clients that were turned away together should not all come back together.
+    after_s = 1 + secrets.randbelow(5)
+    return ApiError(503, f"The model {model} is overloaded: {why}.", "overloaded", retry_after_s=after_s)

@@ -1,18 +1,23 @@
-"""What a request is about: its route and its model. Pure."""
+"""Which route a request is for: a table of every path that there is. Pure.
+
+Paths are compared as they stand: one that is encoded, doubled or absolute is not one of ours, so no way of writing
+another path leads to an engine.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Mapping
 from enum import Enum
 from urllib.parse import unquote_to_bytes
 
-import msgspec
+from attrs import evolve, frozen
 
-from llmgw.router.errors import ApiError
+from llmgw.router.errors import ApiError, Dialect
 from llmgw.router.http1 import RequestHead
 
 
 class Kind(Enum):
-    """What a target leads to."""
+    """Who answers."""
 
     ENGINE = "engine"
     MODELS = "models"
@@ -22,54 +27,70 @@ class Kind(Enum):
     METRICS = "metrics"
 
 
-_POST = dict.fromkeys(
-    (b"/v1/chat/completions", b"/v1/completions", b"/v1/embeddings", b"/v1/rerank"),
-    Kind.ENGINE,
-)
-_GET = {b"/v1/models": Kind.MODELS, b"/healthz": Kind.HEALTH, b"/readyz": Kind.READY, b"/metrics": Kind.METRICS}
+@frozen
+class Target:
+    """A route: its ``path``, and for ``/v1/models/<name>`` the model's ``name``. ``form`` bodies are
+    ``multipart/form-data``, ``media`` ones may be as large as recordings and images are."""
+
+    kind: Kind
+    path: bytes = b""
+    dialect: Dialect = Dialect.OPENAI
+    form: bool = False
+    media: bool = False
+    name: str = ""
+
+
+def _routes(target: Target, paths: Iterable[bytes]) -> dict[bytes, Target]:
+    return {path: evolve(target, path=path) for path in paths}
+
+
+_POST: Mapping[bytes, Target] = {
+    **_routes(
+        Target(Kind.ENGINE),
+        (
+            b"/v1/chat/completions", b"/v1/completions", b"/v1/responses", b"/v1/embeddings", b"/v1/rerank",
+            b"/v1/score", b"/tokenize", b"/detokenize",
+        ),
+    ),
+    **_routes(
+        Target(Kind.ENGINE, dialect=Dialect.ANTHROPIC),
+        (b"/v1/messages", b"/v1/messages/count_tokens"),
+    ),
+    **_routes(
+        Target(Kind.ENGINE, media=True),
+        (b"/v1/audio/speech", b"/v1/images/generations"),
+    ),
+    **_routes(
+        Target(Kind.ENGINE, form=True, media=True),
+        (b"/v1/audio/transcriptions", b"/v1/audio/translations", b"/v1/images/edits", b"/v1/images/variations"),
+    ),
+}  # fmt: skip
+_GET: Mapping[bytes, Target] = {
+    b"/v1/models": Target(Kind.MODELS),
+    b"/healthz": Target(Kind.HEALTH),
+    b"/readyz": Target(Kind.READY),
+    b"/metrics": Target(Kind.METRICS),
+}
 _MODEL_PREFIX = b"/v1/models/"
+_MODEL = Target(Kind.MODEL)
 
 
-class _Body(msgspec.Struct):
-    model: str
-    stream: bool | None = None
-
-
-_decode = msgspec.json.Decoder(_Body).decode
-
-
-def kind_of(head: RequestHead) -> tuple[Kind, bytes]:
-    """Where a request goes, and its path without the query. Raises :class:`ApiError` with 404 or 405.
-
-    Paths are compared as they stand: one that is encoded, doubled or absolute is not one of ours, so no way of
-    writing another path leads to an engine.
-    """
+def target_of(head: RequestHead) -> Target:
+    """Where a request goes. Raises :class:`ApiError` with 404 or 405."""
     path = head.target.split(b"?", 1)[0]
-    if (kind := _POST.get(path)) is not None:
-        allow = "POST"
+    if (target := _POST.get(path)) is not None:
         if head.method == b"POST":
-            return kind, path
-    elif (kind := _GET.get(path)) is not None or path.startswith(_MODEL_PREFIX):
-        allow = "GET, HEAD"
-        if head.method in (b"GET", b"HEAD"):
-            return kind or Kind.MODEL, path
+            return target
+        allow = "POST"
     else:
-        raise ApiError(404, f"There is nothing at {path[:200].decode('latin-1')}.", "not_found")
+        target = _GET.get(path)
+        if target is None and path.startswith(_MODEL_PREFIX):
+            # Client libraries encode the slashes in a model's name.
+            name = unquote_to_bytes(path[len(_MODEL_PREFIX) :]).decode("utf-8", "replace")
+            target = evolve(_MODEL, name=name)
+        if target is None:
+            raise ApiError(404, f"There is nothing at {path[:200].decode('latin-1')}.", "not_found")
+        if head.method in (b"GET", b"HEAD"):
+            return target
+        allow = "GET, HEAD"
     raise ApiError(405, f"{head.method.decode()} is not possible here, {allow} is.", "method_not_allowed", allow=allow)
-
-
-def model_of(path: bytes) -> str:
-    """The model's name in ``/v1/models/<name>``; client libraries encode the slashes in it."""
-    return unquote_to_bytes(path[len(_MODEL_PREFIX) :]).decode("utf-8", "replace")
-
-
-def model_asked(body: bytes) -> str:
-    """The model that a request's JSON body asks for. Raises :class:`ApiError` with 400."""
-    try:
-        found = _decode(body)
-    except msgspec.ValidationError as wrong:
-        param = "model" if "model" in str(wrong) else None
-        raise ApiError(400, f"The request's body is wrong: {wrong}.", "invalid_body", param) from wrong
-    except (msgspec.DecodeError, RecursionError, UnicodeDecodeError) as wrong:
-        raise ApiError(400, f"The request's body is not valid JSON: {wrong}.", "invalid_json") from wrong
-    return found.model

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import errno
+import random
+import secrets
 import socket
 from collections.abc import Callable
 
@@ -10,12 +12,15 @@ import trio
 
 from llmgw.errors import OperatorError
 from llmgw.router.connection import Connection
-from llmgw.router.exchange import Shared
+from llmgw.router.counts import Counts
+from llmgw.router.exchange import Shared, Ticker
+from llmgw.router.gate import Gate
 from llmgw.router.metrics import RouterMetrics
 from llmgw.router.pool import Directory
 from llmgw.router.sockets import HangUps, Peer
 from llmgw.router.table import Table
 from llmgw.settings.daemon import Address
+from llmgw.settings.document import Auth
 from llmgw.telemetry.logging import logger
 
 _BACKLOG = 4096
@@ -46,15 +51,24 @@ def listen(address: Address) -> socket.socket:
 class RouterServer:
     """One worker's data plane. Everything in it ends when :meth:`run` is cancelled or has drained."""
 
-    def __init__(self, clock: Callable[[], float] = trio.current_time) -> None:
-        self.directory = Directory()
-        self.metrics = RouterMetrics(self.directory.in_flight)
+    def __init__(
+        self,
+        clock: Callable[[], float] = trio.current_time,
+        counts: Counts | None = None,
+        chance: random.Random | None = None,
+    ) -> None:
+        self.directory = Directory(chance)
+        self.metrics = RouterMetrics(self.directory.in_flight, lambda: self.directory.waiting)
+        self.gate = Gate(lambda: self.directory.table.settings if self._has_table else None, counts)
+        self.metrics.add(self.gate)
         self._clock = clock
         self._draining = trio.Event()
         self._drain_until: float | None = None
         self._connections: dict[Connection, trio.CancelScope] = {}
         self._empty = trio.Event()
         self._has_table = False
+        self._name = secrets.token_hex(6).encode()
+        self._count = 0
 
     def use(self, table: Table) -> None:
         """Take over a routing table; it holds from the next request on."""
@@ -65,7 +79,11 @@ class RouterServer:
         """Why this worker should get no traffic; empty when it should."""
         if self._draining.is_set():
             return "draining"
-        return "" if self._has_table else "no routing table yet"
+        if not self._has_table:
+            return "no routing table yet"
+        if self.directory.table.settings.auth is Auth.KEYS and not self.gate.keys.complete:
+            return "no API keys yet"
+        return ""
 
     def drain(self, seconds: float) -> None:
         """Take no new connection, let requests under way end for so long, then end."""
@@ -78,11 +96,15 @@ class RouterServer:
     ) -> None:
         """Serve until cancelled or drained; the listener is closed."""
         hang_ups = HangUps()
-        shared = Shared(self.directory, self.metrics, self._clock, self.ready, self._draining.is_set)
+        ticker = Ticker(self._clock())
+        shared = Shared(
+            self.directory, self.metrics, self.gate, self._clock, ticker, self._request_id, self.ready,
+            self._draining.is_set,
+        )  # fmt: skip
         try:
             async with trio.open_nursery() as nursery:
                 nursery.start_soon(hang_ups.run)
-                nursery.start_soon(self._sweep)
+                nursery.start_soon(self._sweep, ticker)
                 async with trio.open_nursery() as clients:
                     async with trio.open_nursery() as accepting:
                         accepting.start_soon(self._accept, listener, clients, hang_ups, shared)
@@ -156,11 +178,17 @@ class RouterServer:
                 if not self._connections:
                     self._empty.set()
 
-    async def _sweep(self) -> None:
+    def _request_id(self) -> bytes:
+        """An id that nobody else gives: this process's name and a number."""
+        self._count += 1
+        return b"req-%b-%x" % (self._name, self._count)
+
+    async def _sweep(self, ticker: Ticker) -> None:
         """One look at every deadline a few times a second, instead of a time-out for every operation."""
         while True:
             await trio.sleep(_SWEEP_S)
-            now = self._clock()
+            now = ticker.now = self._clock()
+            # Deadlines are counted from the sweep before they were made, so that much more has to be over.
             for connection in list(self._connections):
-                connection.sweep(now)
+                connection.sweep(now - _SWEEP_S)
             self.directory.sweep(now)

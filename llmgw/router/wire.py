@@ -14,19 +14,23 @@ from attrs import field, frozen
 from llmgw.errors import PeerError
 from llmgw.router.table import Table
 from llmgw.settings.convert import strict_converter
+from llmgw.settings.keys import ApiKey
+from llmgw.settings.keys import Spent as SpentRow
+from llmgw.settings.usage import UsageRow
 
 MAX_LINE_BYTES = 64 * 1024 * 1024
 
 
 @frozen
 class Hello:
-    """Worker, first: who it is and where it listens. ``table`` is the version of the table that it serves with."""
+    """Worker, first: who it is and where it listens, and the versions of the table and of the keys that it has."""
 
     pid: int
     version: str
     listen: str
     table: int
     started: float
+    keys: int = 0
 
 
 @frozen
@@ -56,10 +60,59 @@ class Failed:
 
 
 @frozen
+class KeysHeld:
+    """Worker: the keys hold as of this version."""
+
+    version: int
+
+
+@frozen
+class Usage:
+    """Worker: what was used, batch ``seq`` of its ledger and all before it that were not kept yet. Said again until
+    :class:`UsageKept` answers it."""
+
+    ledger: str
+    seq: int
+    rows: tuple[UsageRow, ...]
+
+
+@frozen
 class UseTable:
     """Control plane: the routing table from now on."""
 
     table: Table
+
+
+@frozen
+class Full:
+    """Control plane: the engines, by endpoint id, that say that they have no room."""
+
+    engines: tuple[str, ...]
+
+
+@frozen
+class Keys:
+    """Control plane: the keys that changed after version ``base`` up to ``upto``, ``last`` when there are no more."""
+
+    base: int
+    upto: int
+    keys: tuple[ApiKey, ...]
+    last: bool
+
+
+@frozen
+class Spent:
+    """Control plane: what is written down of keys with a budget."""
+
+    rows: tuple[SpentRow, ...]
+
+
+@frozen
+class UsageKept:
+    """Control plane: this batch of the worker's ledger, and all before it, are in the store."""
+
+    ledger: str
+    seq: int
 
 
 @frozen
@@ -69,8 +122,8 @@ class Drain:
     seconds: float
 
 
-FromWorker = Hello | Serving | Load | Failed
-ToWorker = UseTable | Drain
+FromWorker = Hello | Serving | Load | Failed | KeysHeld | Usage
+ToWorker = UseTable | Full | Keys | Spent | UsageKept | Drain
 
 _KINDS: dict[str, type] = {
     "hello": Hello,
@@ -78,7 +131,13 @@ _KINDS: dict[str, type] = {
     "load": Load,
     "failed": Failed,
     "table": UseTable,
+    "full": Full,
     "drain": Drain,
+    "keys": Keys,
+    "keys_held": KeysHeld,
+    "spent": Spent,
+    "usage": Usage,
+    "usage_kept": UsageKept,
 }
 _TAGS = {kind: tag for tag, kind in _KINDS.items()}
 

@@ -9,6 +9,7 @@ import sys
 import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
+from typing import Protocol
 
 import trio
 from attrs import frozen
@@ -17,8 +18,24 @@ from llmgw import __version__
 from llmgw.errors import OperatorError, PeerError
 from llmgw.router.control_socket import Channel, listen
 from llmgw.router.table import Table
-from llmgw.router.wire import Drain, Failed, Hello, Load, Serving, UseTable
+from llmgw.router.wire import (
+    Drain,
+    Failed,
+    Full,
+    Hello,
+    Keys,
+    KeysHeld,
+    Load,
+    Serving,
+    Spent,
+    Usage,
+    UsageKept,
+    UseTable,
+)
 from llmgw.settings.daemon import Log, RouterListener
+from llmgw.settings.keys import ApiKey
+from llmgw.settings.keys import Spent as SpentRow
+from llmgw.settings.usage import UsageRow
 from llmgw.telemetry.logging import logger
 
 _ADOPT_S = 2.5
@@ -28,6 +45,26 @@ _START_S = 10.0
 _AGAIN_FIRST_S = 0.5
 _AGAIN_MOST_S = 10.0
 _KILL_S = 1.0
+_PAGE_KEYS = 500
+"""So many keys a message: taking one over must not hold the worker's requests up."""
+
+
+class KeySource(Protocol):
+    """Who knows the keys: see :class:`llmgw.server.keys.KeyBook`."""
+
+    version: int
+
+    def since(self, version: int) -> tuple[ApiKey, ...]:
+        """The keys that changed after this version, in the order of their changes."""
+        ...
+
+    def spent(self, mark: int) -> tuple[int, tuple[SpentRow, ...]]:
+        """The newest mark, and what of the budgets changed after the one that is given."""
+        ...
+
+    async def used(self, ledger: str, seq: int, rows: tuple[UsageRow, ...]) -> bool:
+        """Keep what a worker used; whether it is kept."""
+        ...
 
 
 @frozen
@@ -49,6 +86,7 @@ class RouterWorker:
         self._config = config
         self._log_config = log
         self._table: Table | None = None
+        self._full: tuple[str, ...] = ()
         self._pushed = trio.Event()
         self._channel: Channel | None = None
         self._hello: Hello | None = None
@@ -59,6 +97,9 @@ class RouterWorker:
         self._failure = ("the router", "failed", "")
         self._nursery: trio.Nursery | None = None
         self._log = logger("router")
+        self._keys: KeySource | None = None
+        self._held = trio.Event()
+        self.keys_held = 0
         self.in_flight: Mapping[str, int] = {}
         self.state = WorkerState("starting", "not started yet", time.time(), None)
 
@@ -75,6 +116,30 @@ class RouterWorker:
         """Serve with this table from now on; a worker that comes later gets it too."""
         self._table = table
         self._pushed.set()
+
+    def serve_keys(self, keys: KeySource) -> None:
+        """Give workers these keys, and whatever changes of them once :meth:`keys_changed` is called."""
+        self._keys = keys
+        self._pushed.set()
+
+    def keys_changed(self) -> None:
+        """Something of the keys, or of what is spent, is new."""
+        self._pushed.set()
+
+    async def keys_in_force(self, version: int, seconds: float) -> bool:
+        """Wait until the worker has this version of the keys, for so long; whether it has."""
+        with trio.move_on_after(seconds):
+            while self.keys_held < version or self.state.state != "serving":
+                self._held = trio.Event()
+                await self._held.wait()
+            return True
+        return False
+
+    def fill(self, full: tuple[str, ...]) -> None:
+        """These engines say that they have no room."""
+        if full != self._full:
+            self._full = full
+            self._pushed.set()
 
     async def run(self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
         """Keep one worker serving until cancelled. Started once one serves.
@@ -191,20 +256,29 @@ class RouterWorker:
     async def _worker(self, stream: trio.SocketStream) -> None:
         """One worker's connection."""
         channel = Channel(stream)
+        kept: list[UsageKept] = []
         try:
             async with trio.open_nursery() as nursery:
                 while (message := await channel.receive()) is not None:
                     match message:
                         case Hello():
                             self._hello, self._channel = message, channel
+                            self.keys_held = message.keys
                         case Serving() if self._hello is not None:
                             self._set("serving", "", self._hello.pid)
                             self._left = trio.Event()
                             self._arrived.set()
-                            nursery.start_soon(self._feed, channel, nursery.cancel_scope)
+                            nursery.start_soon(self._feed, channel, kept, self._hello.keys, nursery.cancel_scope)
                         case Load():
                             self.in_flight = message.outstanding
                             self._on_load(message)
+                        case KeysHeld(version=version):
+                            self.keys_held = version
+                            self._held.set()
+                        case Usage(ledger=ledger, seq=seq, rows=rows):
+                            if self._keys is not None and await self._keys.used(ledger, seq, rows):
+                                kept.append(UsageKept(ledger, seq))
+                                self._pushed.set()
                         case Failed(thing=thing, reason=reason, remedy=remedy):
                             self._failure = (thing, reason, remedy)
                             self._set("failed", reason, None)
@@ -221,13 +295,48 @@ class RouterWorker:
             with trio.move_on_after(0.5, shield=True):
                 await channel.aclose()
 
-    async def _feed(self, channel: Channel, scope: trio.CancelScope) -> None:
-        """Send the newest table, and each one after it."""
+    async def _feed(self, channel: Channel, kept: list[UsageKept], keys: int, scope: trio.CancelScope) -> None:
+        """Send the newest table and what is new of the keys, and each one after it."""
+        table: Table | None = None
+        full: tuple[str, ...] = ()
+        mark = 0
+        whole = False
         try:
             while True:
                 self._pushed = trio.Event()
-                if self._table is not None:
-                    await channel.send(UseTable(self._table))
+                if self._table is not None and self._table is not table:
+                    table = self._table
+                    await channel.send(UseTable(table))
+                if full != self._full:
+                    full = self._full
+                    await channel.send(Full(full))
+                while kept:
+                    await channel.send(kept.pop(0))
+                source = self._keys
+                if source is not None:
+                    mark, rows = source.spent(mark)
+                    if rows:
+                        await channel.send(Spent(rows))
+                    if not whole or source.version != keys:
+                        keys, whole = await self._send_keys(channel, source, keys), True
                 await self._pushed.wait()
         except trio.BrokenResourceError:
             scope.cancel(reason="the worker is gone")
+
+    async def _send_keys(self, channel: Channel, source: KeySource, known: int) -> int:
+        """Send what the worker lacks. Returns the version that it has then."""
+        version = source.version
+        if known > version:
+            # The store is older than what this worker knows, as after a backup was put back. What it knows stays: a
+            # stale table must not undo a revocation.
+            self._log.error("the router has newer keys than the store; restart it to use the store's", store=version,
+                            router=known)  # fmt: skip
+            known = 0
+        news = source.since(known)
+        pages = [news[at : at + _PAGE_KEYS] for at in range(0, len(news), _PAGE_KEYS)] or [()]
+        for number, page in enumerate(pages):
+            last = number == len(pages) - 1
+            upto = version if last else page[-1].version
+            await channel.send(Keys(known, upto, page, last))
+            known = upto
+        return version

@@ -72,6 +72,7 @@ class Cluster:
         self.brake_released = brake_released
         self.scales: Mapping[str, Scale] = scales
         self._demand = DemandBook(started)
+        self.full: Callable[[tuple[str, ...]], None] = lambda _engines: None
         self._weights = WeightsBook()
         self._learned = {(item.digest, item.device_class): item for item in learned}
         self._next_serial = next_serial
@@ -244,6 +245,7 @@ class Cluster:
     def worked(self, node: str, loads: tuple[EngineLoad, ...]) -> None:
         """The node's engines said what they have."""
         self._demand.worked(node, loads)
+        self.full(self._demand.full())
 
     def release_brake(self, silent_since: float) -> None:
         """An operator says that the nodes which were not heard after this time are gone."""

@@ -9,6 +9,9 @@ from llmgw.scheduler.scale import Demand, EngineLoad
 from llmgw.scheduler.state import Replica
 from llmgw.settings.catalog import Model
 
+_KV_GONE = 0.95
+"""From this share of used KV cache on an engine puts requests off, or takes the cache of running ones."""
+
 
 class DemandBook:
     """The newest word of the router and of each node's engines. ``started`` is when nobody had asked for anything yet.
@@ -40,6 +43,11 @@ class DemandBook:
     def worked(self, node: str, loads: tuple[EngineLoad, ...]) -> None:
         """A node's engines said what they have."""
         self._engines[node] = loads
+
+    def full(self) -> tuple[str, ...]:
+        """The shards whose engines say that they have no room for another request."""
+        engines = (e for loads in self._engines.values() for e in loads)
+        return tuple(sorted(e.shard for e in engines if e.waiting or (e.kv_usage or 0.0) >= _KV_GONE))
 
     def gone(self, node: str) -> None:
         """What a node's engines said does not hold any more."""

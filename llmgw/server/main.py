@@ -19,6 +19,7 @@ import trio
 from llmgw import __version__
 from llmgw.errors import OperatorError, first_error
 from llmgw.link.server import serve as serve_link
+from llmgw.router.counts import COUNTS_FOLDER
 from llmgw.router.table import Table
 from llmgw.router.worker import RouterWorker
 from llmgw.server.agents import Agents
@@ -26,14 +27,16 @@ from llmgw.server.cluster import Cluster, remembered
 from llmgw.server.identities import Identities
 from llmgw.server.identity_admin import IdentityAdmin
 from llmgw.server.jobs import Jobs
+from llmgw.server.keys import KeyBook
 from llmgw.server.reconcile import Reconciler
 from llmgw.server.registry import table
 from llmgw.server.settings_file import SettingsFile
 from llmgw.server.status import Status
 from llmgw.settings.daemon import ServerConfig
-from llmgw.store.api import Store
+from llmgw.settings.document import Auth, Settings
 from llmgw.store.folder import held
 from llmgw.store.identity import IdentityStore
+from llmgw.store.keys import SqliteKeys
 from llmgw.store.sqlite import SqliteStore
 from llmgw.telemetry.logging import configure, logger
 from llmgw.telemetry.metrics import ControlPlaneMetrics
@@ -60,7 +63,7 @@ async def _main(config: ServerConfig) -> None:
 class Server:
     """One run of the daemon over an open store."""
 
-    def __init__(self, config: ServerConfig, store: Store, identity_store: IdentityStore) -> None:
+    def __init__(self, config: ServerConfig, store: SqliteStore, identity_store: IdentityStore) -> None:
         self._config = config
         self._store = store
         self._identity_store = identity_store
@@ -68,6 +71,7 @@ class Server:
         self._stopping = trio.Event()
         self._reload = trio.Event()
         self._signal = ""
+        self._table = Table()
 
     async def run(self) -> None:
         """Start everything, serve until SIGTERM or SIGINT, then stop everything."""
@@ -84,6 +88,10 @@ class Server:
         metrics = ControlPlaneMetrics()
         cluster = await remembered(self._store, settings, started, lambda: reconciler.wake())
         router = RouterWorker(Path(self._config.state_dir), self._config.router, self._config.log)
+        keys = KeyBook(SqliteKeys(self._store), router, Path(self._config.state_dir) / COUNTS_FOLDER, time.time)
+        await keys.load()
+        router.serve_keys(keys)
+        cluster.full = router.fill
         jobs = Jobs(
             self._store, cluster.epoch, lambda: cluster.settings, cluster.nodes,
             lambda node, commands: agents.dispatch(node, commands), time.time,
@@ -95,20 +103,22 @@ class Server:
             await identities.load()
         agents = Agents(cluster, self._store, time.time, jobs, identities)
         reconciler = Reconciler(cluster, self._store, agents, router.push, time.time, metrics, int(started))
-        status = Status(cluster, self._store, router, metrics, revision, __version__, time.time)
+        status = Status(cluster, self._store, router, metrics, revision, __version__, time.time, keys)
         listener = listen_admin(self._config.admin.listen)
         token = token_of(Path(self._config.state_dir))
 
         async with trio.open_nursery() as root:
             await root.start(self._signals)
             if not control_plane:
-                router.push(table(settings, cluster.state(started), {}, int(started), Table()))
+                self._route(cluster, router)
             async with trio.open_nursery() as services:
                 # The router starts before the link: an adopted one gets its table from what the store remembers.
                 router.on_load(lambda load: cluster.loaded(load, time.time()))
                 await services.start(router.run)
                 people = None if identities is None else IdentityAdmin(identities, cluster, agents, time.time)
-                await services.start(serve_admin, app(status, token, jobs, people), listener)
+                await services.start(serve_admin, app(status, token, jobs, people, keys), listener)
+                services.start_soon(keys.run)
+                self._warn_if_open(settings)
                 async with trio.open_nursery() as control:
                     if control_plane:
                         assert self._config.link is not None
@@ -119,7 +129,7 @@ class Server:
                         # Only from here on: a start that takes its time is nobody's silence.
                         cluster.listens(time.time())
                         control.start_soon(reconciler.run)
-                    control.start_soon(self._reloads, settings_file, cluster, status, identities)
+                    control.start_soon(self._reloads, settings_file, cluster, status, router, identities)
                     self._log.info(
                         "ready",
                         version=__version__,
@@ -138,6 +148,20 @@ class Server:
                 services.cancel_scope.cancel(reason=self._signal)
             root.cancel_scope.cancel(reason=self._signal)
         self._log.info("stopped", signal=self._signal)
+
+    def _route(self, cluster: Cluster, router: RouterWorker) -> None:
+        """Without profiles there is no reconcile pass, and what is routed is what the settings say."""
+        state = cluster.state(time.time())
+        self._table = table(cluster.settings, state, {}, int(cluster.started), self._table)
+        router.push(self._table)
+
+    def _warn_if_open(self, settings: Settings) -> None:
+        if settings.router.auth is Auth.OPEN:
+            self._log.warning(
+                "the router is open: whoever reaches it may use every model",
+                listen=str(self._config.router.listen),
+                remedy="make keys with llmgw ctl keys create, then set router.auth: keys in the settings",
+            )
 
     @contextmanager
     def _step(self, name: str) -> Iterator[None]:
@@ -164,6 +188,7 @@ class Server:
         file: SettingsFile,
         cluster: Cluster,
         status: Status,
+        router: RouterWorker,
         identities: Identities | None,
     ) -> None:
         while True:
@@ -183,5 +208,8 @@ class Server:
                 )
                 continue
             cluster.use_settings(settings)
+            if not settings.needs_control_plane:
+                self._route(cluster, router)
+            self._warn_if_open(settings)
             status.revision = revision
             self._log.info("settings in use", revision=revision)

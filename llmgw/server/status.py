@@ -9,7 +9,8 @@ from llmgw.scheduler.brake import brake
 from llmgw.scheduler.explain import Unplaced
 from llmgw.scheduler.state import ClusterState
 from llmgw.server.cluster import Cluster
-from llmgw.settings.document import Settings
+from llmgw.server.keys import KeyBook
+from llmgw.settings.document import Auth, Settings
 from llmgw.store.api import Store, StoredDecision
 from llmgw.telemetry.metrics import ControlPlaneMetrics
 from llmgw.web.source import Identity, RouterStatus
@@ -27,6 +28,7 @@ class Status:
         revision: int,
         version: str,
         clock: Callable[[], float],
+        keys: KeyBook | None = None,
     ) -> None:
         self._cluster = cluster
         self._store = store
@@ -34,6 +36,7 @@ class Status:
         self._metrics = metrics
         self.revision = revision
         self._version = version
+        self._keys = keys
         self._clock = clock
 
     def now(self) -> float:
@@ -67,7 +70,13 @@ class Status:
         """The router's process."""
         state = self._router.state
         streams = sum(self._router.in_flight.values())
-        return RouterStatus(self._router.listen, state.state, state.reason, state.since, state.pid, streams)
+        now = self._clock()
+        rows = () if self._keys is None else self._keys.rows()
+        active = sum(key.state(now) == "active" for key in rows)
+        closed = self._cluster.settings.router.auth is Auth.KEYS
+        return RouterStatus(
+            self._router.listen, state.state, state.reason, state.since, state.pid, streams, closed, active
+        )
 
     async def decisions(self, limit: int, about: str | None = None) -> tuple[StoredDecision, ...]:
         """The newest decisions."""

@@ -143,6 +143,32 @@ class Scaling:
     hold_s: float = 600.0
 
 
+class Balance(StrEnum):
+    """Which replica a request goes to: ``prefix`` keeps a conversation with the engine that has its beginning in its
+    cache, as long as that has room; ``least`` takes the one with the fewest tokens outstanding of two."""
+
+    PREFIX = "prefix"
+    LEAST = "least"
+
+
+@frozen
+class Routing:
+    """How the router treats a model's requests.
+
+    At most ``concurrency`` are at one engine at a time (unset: as many as come, the engine has a queue of its own); up
+    to ``queue`` wait for one, their users in turn, each for ``queue_s``. The times, in seconds, stand in for those of
+    the ``router`` section: until the first byte, between two pieces, and in all.
+    """
+
+    balance: Balance = Balance.PREFIX
+    concurrency: int | None = None
+    queue: int = 256
+    queue_s: float = 30.0
+    first_byte_timeout_s: float | None = None
+    idle_timeout_s: float | None = None
+    total_timeout_s: float | None = None
+
+
 @frozen
 class Model:
     """A name that clients ask for, and how it is served.
@@ -150,7 +176,8 @@ class Model:
     A model has either ``profiles`` (the control plane places ``replicas`` of it, trying the profiles in
     order) or ``endpoints`` (base URLs of engines that somebody else runs; the router only forwards). With ``scaling``
     its number follows the load, and ``replicas`` is not used. A model of a higher ``priority`` takes the devices of one
-    of a lower, once that had them for ``min_run_s``; ``group`` is whose quota its devices count against.
+    of a lower, once that had them for ``min_run_s``; ``group`` is whose quota its devices count against. ``aliases``
+    are other names that clients may ask for it by.
     """
 
     name: str
@@ -163,6 +190,8 @@ class Model:
     group: str = ""
     update: Update = Update.SURGE
     scaling: Scaling | None = None
+    routing: Routing = Routing()
+    aliases: tuple[str, ...] = ()
 
     @property
     def names(self) -> tuple[str, ...]:

@@ -116,7 +116,9 @@ def strict_converter(*, forbid_unknown: bool = True, most_faults: int | None = N
         lambda kind: kind is tuple or _is_tuple(kind),
         lambda _kind: lambda values: [converter.unstructure(v) for v in values],
     )
-    converter.register_unstructure_hook(MappingProxyType, dict)
+    converter.register_unstructure_hook(
+        MappingProxyType, lambda values: {key: converter.unstructure(value) for key, value in values.items()}
+    )
     for kind in (Enum, StrEnum):
         converter.register_unstructure_hook(kind, lambda member: member.value)
     return converter

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from enum import StrEnum
 from types import MappingProxyType
 
 from attrs import field, frozen
@@ -59,14 +60,45 @@ _NO_NODES: Mapping[str, NodeRules] = MappingProxyType({})
 _NO_QUOTAS: Mapping[str, Mapping[str, int]] = MappingProxyType({})
 
 
+class Auth(StrEnum):
+    """Who may use the router: ``open`` is everyone who reaches it, ``keys`` whoever has an API key."""
+
+    OPEN = "open"
+    KEYS = "keys"
+
+
+@frozen
+class Price:
+    """What a million tokens cost, in whatever unit the operator counts in."""
+
+    prompt: float = 0.0
+    completion: float = 0.0
+
+    def of(self, prompt: int, completion: int) -> int:
+        """The price of so many tokens, in millionths of that unit."""
+        return round(prompt * self.prompt + completion * self.completion)
+
+
+_NO_PRICES: Mapping[str, Price] = MappingProxyType({})
+
+
 @frozen
 class RouterSettings:
-    """How the router treats requests. Times in seconds, sizes in bytes."""
+    """How the router treats requests. Times in seconds, sizes in bytes; ``prices`` by model.
+
+    ``max_media_bytes`` is for routes that take recordings and images. ``media_hosts`` are the hosts that addresses in
+    requests may name; one that begins with a dot stands for all names below it, none for every public host.
+    """
 
     max_body_bytes: int = 8 * 1024 * 1024
+    max_media_bytes: int = 64 * 1024 * 1024
+    media_hosts: tuple[str, ...] = ()
     connect_timeout_s: float = 2.0
     first_byte_timeout_s: float = 600.0
     idle_timeout_s: float = 120.0
+    total_timeout_s: float = 3600.0
+    auth: Auth = Auth.OPEN
+    prices: Mapping[str, Price] = field(default=_NO_PRICES, hash=False)
 
 
 @frozen

@@ -14,7 +14,7 @@ import attrs
 
 from llmgw.hardware.fabric import FabricRule
 from llmgw.hardware.gpu import compute_capability
-from llmgw.settings.catalog import EngineKind, Model, Profile
+from llmgw.settings.catalog import EngineKind, Model, Profile, Routing
 from llmgw.settings.daemon import Address, AgentConfig, LinkListener, ServerConfig
 from llmgw.settings.document import Liveness, RouterSettings, Settings, WeightsRules
 from llmgw.settings.faults import Path
@@ -36,6 +36,7 @@ _ADAPTER = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,63}(?::[0-9]{1,3})?")
 NODE_ID = re.compile(r"[A-Za-z0-9](?:[A-Za-z0-9._-]{0,62}[A-Za-z0-9])?")
 _TRUST_DOMAIN = re.compile(r"[a-z0-9](?:[a-z0-9._-]{0,253}[a-z0-9])?")
 _LARGEST_BODY = 1024 * 1024 * 1024
+_MEDIA_HOST = re.compile(r"\.?[A-Za-z0-9-]+(?:\.[A-Za-z0-9-]+)*|[0-9A-Fa-f:]+")
 
 
 def _at(path: Path, rules: Iterator[Rule]) -> Iterator[Rule]:
@@ -53,7 +54,12 @@ def settings_faults(settings: Settings) -> Iterator[Rule]:
                 if (name := f"{model.name}:{lora}") in names:
                     path: Path = ("models", model.name, "profiles", index, "lora", lora)
                     yield path, f"{name} is also a model", "rename one of the two"
+    yield from _aliases(settings)
     yield from _at(("router",), _router(settings.router))
+    served = {name for model in settings.models for name in model.names}
+    for name in settings.router.prices:
+        if name not in served:
+            yield ("router", "prices", name), "is no model of the catalog", ""
     yield from _at(("liveness",), _liveness(settings.liveness))
     for name, rules in settings.nodes.items():
         if not NODE_ID.fullmatch(name):
@@ -90,8 +96,26 @@ def _weights(rules: WeightsRules) -> Iterator[Rule]:
             yield ("mirror",), f"{rules.mirror} is not the address of a mirror", "such as https://hf-mirror.example"
 
 
+def _aliases(settings: Settings) -> Iterator[Rule]:
+    """An alias is a name like any other: it has one meaning."""
+    taken = {name: "a name" for model in settings.models for name in model.names}
+    for model in settings.models:
+        for index, alias in enumerate(model.aliases):
+            path: Path = ("models", model.name, "aliases", index)
+            if not is_model_name(alias):
+                yield path, f"{alias!r} is not a model name", "use letters, digits and . _ - / :"
+            elif alias in taken:
+                yield path, f"{alias} is {taken[alias]} already", "give each name to one model"
+            taken[alias] = f"an alias of {model.name}"
+
+
+def is_model_name(name: str) -> bool:
+    """Whether clients may ask for this."""
+    return MODEL_NAME.fullmatch(name) is not None and ".." not in name and "//" not in name
+
+
 def _model(model: Model) -> Iterator[Rule]:
-    if not MODEL_NAME.fullmatch(model.name) or ".." in model.name or "//" in model.name:
+    if not is_model_name(model.name):
         yield (
             (),
             "is not a model name",
@@ -113,6 +137,7 @@ def _model(model: Model) -> Iterator[Rule]:
         yield ("min_run_s",), f"expected at least 0 seconds, found {model.min_run_s:g}", ""
     if model.scaling is not None:
         yield from _at(("scaling",), _scaling(model))
+    yield from _at(("routing",), _routing(model.routing))
     seen: set[str] = set()
     for index, profile in enumerate(model.profiles):
         path: Path = ("profiles", index)
@@ -129,6 +154,17 @@ def _model(model: Model) -> Iterator[Rule]:
         yield from _at(("endpoints", index), _endpoint(url))
         if url in model.endpoints[:index]:
             yield ("endpoints", index), f"{url} stands here twice", "remove one"
+
+
+def _routing(routing: Routing) -> Iterator[Rule]:
+    if routing.concurrency is not None and routing.concurrency < 1:
+        yield ("concurrency",), f"expected at least 1, found {routing.concurrency}", "leave it out for no bound"
+    if routing.queue < 0:
+        yield ("queue",), f"expected at least 0, found {routing.queue}", ""
+    for name in ("queue_s", "first_byte_timeout_s", "idle_timeout_s", "total_timeout_s"):
+        value = getattr(routing, name)
+        if value is not None and value <= 0:
+            yield (name,), f"expected more than 0 seconds, found {value:g}", ""
 
 
 def _scaling(model: Model) -> Iterator[Rule]:
@@ -220,11 +256,19 @@ def _endpoint(url: str) -> Iterator[Rule]:
 
 
 def _router(router: RouterSettings) -> Iterator[Rule]:
-    if not 1024 <= router.max_body_bytes <= _LARGEST_BODY:
-        yield ("max_body_bytes",), f"expected 1024 to {_LARGEST_BODY}, found {router.max_body_bytes}", ""
-    for name in ("connect_timeout_s", "first_byte_timeout_s", "idle_timeout_s"):
+    for name in ("max_body_bytes", "max_media_bytes"):
+        if not 1024 <= getattr(router, name) <= _LARGEST_BODY:
+            yield (name,), f"expected 1024 to {_LARGEST_BODY}, found {getattr(router, name)}", ""
+    for index, host in enumerate(router.media_hosts):
+        if not _MEDIA_HOST.fullmatch(host):
+            yield ("media_hosts", index), f"{host!r} is no host name", "write cdn.example.org, or .example.org for all"
+    for name in ("connect_timeout_s", "first_byte_timeout_s", "idle_timeout_s", "total_timeout_s"):
         if getattr(router, name) <= 0:
             yield (name,), f"expected more than 0 seconds, found {getattr(router, name):g}", ""
+    for name, price in router.prices.items():
+        for kind in ("prompt", "completion"):
+            if getattr(price, kind) < 0:
+                yield ("prices", name, kind), f"expected at least 0, found {getattr(price, kind):g}", ""
 
 
 def _liveness(liveness: Liveness) -> Iterator[Rule]:

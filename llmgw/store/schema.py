@@ -133,6 +133,36 @@ STEPS: tuple[str, ...] = (
         detail TEXT NOT NULL
     ) STRICT;
     """,
+    """
+    CREATE TABLE api_key (
+        slot INTEGER PRIMARY KEY AUTOINCREMENT, id TEXT NOT NULL UNIQUE, version INTEGER NOT NULL, row TEXT NOT NULL
+    ) STRICT;
+    CREATE TABLE api_key_version (only INTEGER PRIMARY KEY CHECK (only = 1), version INTEGER NOT NULL) STRICT;
+    INSERT INTO api_key_version VALUES (1, 0);
+    CREATE TABLE key_event (
+        id INTEGER PRIMARY KEY AUTOINCREMENT,
+        at REAL NOT NULL,
+        key TEXT NOT NULL,
+        action TEXT NOT NULL,
+        by TEXT NOT NULL,
+        detail TEXT NOT NULL
+    ) STRICT;
+    CREATE INDEX key_event_of_key ON key_event (key);
+    CREATE TABLE usage (
+        key TEXT NOT NULL,
+        day INTEGER NOT NULL,
+        model TEXT NOT NULL,
+        requests INTEGER NOT NULL,
+        failed INTEGER NOT NULL,
+        estimated INTEGER NOT NULL,
+        prompt INTEGER NOT NULL,
+        completion INTEGER NOT NULL,
+        cost INTEGER NOT NULL,
+        PRIMARY KEY (key, day, model)
+    ) STRICT, WITHOUT ROWID;
+    CREATE INDEX usage_of_day ON usage (day);
+    CREATE TABLE usage_ledger (id TEXT PRIMARY KEY, seq INTEGER NOT NULL, at REAL NOT NULL) STRICT, WITHOUT ROWID;
+    """,
 )
 """Step n takes the schema from version n to n + 1. A step that was ever released is never changed."""
 

@@ -133,6 +133,14 @@ class SqliteStore:
 
         return await trio.to_thread.run_sync(self._guarded, transaction, limiter=self._turn)
 
+    async def read(self, work: Callable[[sqlite3.Connection], _Result]) -> _Result:
+        """What ``work`` finds in the tables; it runs in a thread and changes nothing."""
+        return await self._read(work)
+
+    async def write(self, work: Callable[[sqlite3.Connection], _Result]) -> _Result:
+        """Have ``work`` change the tables, in a thread and in one transaction: all of it or nothing."""
+        return await self._write(work)
+
     def _guarded(self, work: Callable[[sqlite3.Connection], _Result]) -> _Result:
         assert self._connection is not None, "the store is used outside of its scope"
         try:

@@ -21,6 +21,7 @@ from llmgw.web.auth import allowed
 from llmgw.web.bodies import RefusedBody, json_of, named
 from llmgw.web.identity import Identities, identity_routes
 from llmgw.web.jobs import Jobs, job_routes
+from llmgw.web.keys import Keys, key_routes
 from llmgw.web.source import Source
 from llmgw.web.why import model_of_adapter, unknown, why_view
 
@@ -64,7 +65,13 @@ def _limit(request: Request, usual: int) -> int:
     return int(text)
 
 
-def routes(source: Source, token: str, jobs: Jobs | None = None, people: Identities | None = None) -> list[Route]:
+def routes(
+    source: Source,
+    token: str,
+    jobs: Jobs | None = None,
+    people: Identities | None = None,
+    keys: Keys | None = None,
+) -> list[Route]:
     """Every route of the admin listener."""
 
     plans = trio.CapacityLimiter(1)  # one at a time: each takes a whole processor while it lasts
@@ -162,10 +169,17 @@ def routes(source: Source, token: str, jobs: Jobs | None = None, people: Identit
         Route("/api/v1/brake/release", guarded(release), methods=["POST"]),
         *(() if jobs is None else job_routes(jobs, source, guarded)),
         *(() if people is None else identity_routes(people, source, guarded)),
+        *(() if keys is None else key_routes(keys, source.now, guarded)),
     ]
 
 
-def app(source: Source, token: str, jobs: Jobs | None = None, people: Identities | None = None) -> Starlette:
+def app(
+    source: Source,
+    token: str,
+    jobs: Jobs | None = None,
+    people: Identities | None = None,
+    keys: Keys | None = None,
+) -> Starlette:
     """The admin side as an ASGI application."""
 
     async def missing(request: Request, _error_: Exception) -> Response:
@@ -176,4 +190,4 @@ def app(source: Source, token: str, jobs: Jobs | None = None, people: Identities
         usable = "POST" if "POST" in (headers or {}).get("Allow", "") else "GET"
         return _error(405, f"{request.method} is not possible here", f"use {usable}")
 
-    return Starlette(routes=routes(source, token, jobs, people), exception_handlers={404: missing, 405: method})
+    return Starlette(routes=routes(source, token, jobs, people, keys), exception_handlers={404: missing, 405: method})

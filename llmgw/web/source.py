@@ -14,7 +14,10 @@ from llmgw.store.api import StoredDecision
 
 @frozen
 class RouterStatus:
-    """The router's worker process: where it listens, and whether it is there. ``since`` in epoch seconds."""
+    """The router's worker process: where it listens, and whether it is there. ``since`` in epoch seconds.
+
+    ``keys`` says whether it wants an API key of its clients, ``active_keys`` how many would do.
+    """
 
     listen: str
     state: str
@@ -22,6 +25,8 @@ class RouterStatus:
     since: float
     pid: int | None
     streams: int
+    keys: bool = False
+    active_keys: int = 0
 
 
 @frozen

@@ -313,6 +313,8 @@ def status_view(
             "since": router.since,
             "pid": router.pid,
             "streams": router.streams,
+            "keys": router.keys,
+            "active_keys": router.active_keys,
         },
         "nodes": {s.value: nodes[s] for s in NodeState},
         "models": models,

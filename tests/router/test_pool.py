@@ -4,27 +4,14 @@ import socket
 
 from attrs import evolve
 
-from llmgw.router.choose import EJECT_AFTER, EJECT_S
 from llmgw.router.pool import Directory, Engine
 from llmgw.router.sockets import Peer
 from llmgw.router.table import Endpoint, Route, Table
+from llmgw.settings.catalog import Routing
+from llmgw.settings.document import RouterSettings
 
 A = Endpoint("a", "127.0.0.1", 1, "sk-a")
 B = Endpoint("b", "::1", 2)
-
-
-async def test_ejected_after_failures_in_a_row_and_forgiven_by_one_answer() -> None:
-    engine = Engine(A)
-    for _ in range(EJECT_AFTER - 1):
-        engine.failed(100)
-    engine.worked()
-    engine.failed(100)
-    assert engine.ejected_until == 0
-    for _ in range(EJECT_AFTER - 1):
-        engine.failed(101)
-    assert engine.ejected_until == 101 + EJECT_S
-    engine.worked()
-    assert (engine.ejected_until, engine.failures) == (0, 0)
 
 
 def test_what_an_engine_is_told_of_itself() -> None:
@@ -52,21 +39,22 @@ def test_engines_live_on_from_table_to_table() -> None:
     directory.use(Table(1, (Route("m", (A,)), Route("n", (A, B)))))
     found = directory.find("m")
     assert found is not None
-    (engine,) = found[1]
+    (engine,) = found.engines
     both = directory.find("n")
     assert both is not None
-    assert both[1][0] is engine, "one engine of two models is one engine"
-    with engine.busy():
-        directory.use(Table(2, (Route("m", (evolve(A, draining=True),)),)))
-        again = directory.find("m")
-        assert again is not None
-        assert again[1][0] is engine
-        assert engine.draining
-        directory.use(Table(3, (Route("m", (evolve(A, port=9),)),)))
-        moved = directory.find("m")
-        assert moved is not None
-        assert moved[1][0] is not engine
-        assert directory.outstanding() == {"a": 1}
+    assert both.engines[0] is engine, "one engine of two models is one engine"
+    directory.began(engine, 10)
+    directory.use(Table(2, (Route("m", (evolve(A, draining=True),)),)))
+    again = directory.find("m")
+    assert again is not None
+    assert again.engines[0] is engine
+    assert engine.draining
+    directory.use(Table(3, (Route("m", (evolve(A, port=9),)),)))
+    moved = directory.find("m")
+    assert moved is not None
+    assert moved.engines[0] is not engine
+    assert directory.outstanding() == {"a": 1}
+    directory.ended(engine, 10)
     assert directory.outstanding() == {"a": 0}
     assert directory.find("n") is None
 
@@ -74,8 +62,34 @@ def test_engines_live_on_from_table_to_table() -> None:
 def test_an_engine_behind_two_names_counts_once_and_as_the_first() -> None:
     directory = Directory()
     directory.use(Table(1, (Route("m", (A,)), Route("m:sql", (A,)), Route("n", (B,)))))
-    _, (base,) = directory.find("m") or ((), ())
-    _, (adapter,) = directory.find("m:sql") or ((), ())
-    assert base is adapter
-    with base.busy():
-        assert directory.in_flight() == {("m", "a"): 1, ("n", "b"): 0}
+    found, adapter = directory.find("m"), directory.find("m:sql")
+    assert found is not None
+    assert adapter is not None
+    (base,) = found.engines
+    assert adapter.engines == (base,)
+    directory.began(base, 10)
+    assert directory.in_flight() == {("m", "a"): 1, ("n", "b"): 0}
+    directory.ended(base, 10)
+
+
+def test_what_engines_say_of_themselves_lives_on_over_tables() -> None:
+    directory = Directory()
+    directory.fill(["b"])
+    directory.use(Table(1, (Route("m", (A, B)),)))
+    found = directory.find("m")
+    assert found is not None
+    assert [engine.full for engine in found.engines] == [False, True]
+    directory.fill(["a"])
+    assert [engine.full for engine in found.engines] == [True, False]
+    directory.use(Table(2, (Route("m", (A, evolve(B, port=3))),)))
+    found = directory.find("m")
+    assert found is not None
+    assert [engine.full for engine in found.engines] == [True, False]
+
+
+def test_a_model_s_own_times_come_before_the_router_s() -> None:
+    directory = Directory()
+    own = Routing(first_byte_timeout_s=7, total_timeout_s=9)
+    directory.use(Table(1, (Route("m", (A,), routing=own), Route("n", (B,))), RouterSettings(2, idle_timeout_s=3)))
+    times = [found.timeouts for name in ("m", "n") if (found := directory.find(name)) is not None]
+    assert [(t.first_byte_s, t.idle_s, t.total_s) for t in times] == [(7, 3, 9), (600, 3, 3600)]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import random
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
@@ -11,9 +12,10 @@ import trio
 import trio.testing
 from attrs import evolve
 
-from llmgw.router.pool import HELD_MOST
+from llmgw.router.health import ERRORS, RETRIES_SAVED, RETRY_SHARE
 from llmgw.router.server import RouterServer, listen
 from llmgw.router.table import Endpoint, Route, Table
+from llmgw.settings.catalog import Balance, Routing
 from llmgw.settings.daemon import Address
 from llmgw.settings.document import RouterSettings
 from tests.router import engines as e
@@ -100,7 +102,7 @@ async def router(*scripts: Script, **settings: object) -> AsyncIterator[Router]:
         for engine in engines:
             await nursery.start(engine.run)
         endpoints = tuple(Endpoint(f"e{n}", "127.0.0.1", engine.port, f"sk-{n}") for n, engine in enumerate(engines))
-        server = RouterServer()
+        server = RouterServer(chance=random.Random(7))
         routes = (
             Route("m", endpoints, created=7),
             Route("empty", (), "is loading (45 %)", state="loading", ready=0, wanted=2),
@@ -172,6 +174,12 @@ async def test_own_routes() -> None:
         (b"POST /v1/chat/completions HTTP/1.1\r\nhost: g\r\ncontent-length: 4\r\n\r\n" + b"\xff\xfe{}", 400, "invalid_json"),
         (b"POST /v1/chat/completions HTTP/1.1\r\nhost: g\r\n\r\n", 411, "length_required"),
         (b"POST /v1/chat/completions HTTP/1.1\r\nhost: g\r\ncontent-length: 99999999\r\n\r\n", 413, "body_too_large"),
+        (b"POST /v1/chat/completions HTTP/1.1\r\nhost: g\r\ncontent-length: 25\r\n\r\n" + b'{"model":"m","model":"m"}', 400, "invalid_body"),
+        (b"POST /v1/chat/completions HTTP/1.1\r\nhost: g\r\ncontent-encoding: gzip\r\ncontent-length: 2\r\n\r\n\x1f\x8b", 415, "bad_request"),
+        (b"POST /v1/audio/transcriptions HTTP/1.1\r\nhost: g\r\ncontent-length: 13\r\n\r\n" + b'{"model":"m"}', 400, "invalid_body"),
+        (b"POST /pause HTTP/1.1\r\nhost: g\r\ncontent-length: 0\r\n\r\n", 404, "not_found"),
+        (b"POST /update_weights HTTP/1.1\r\nhost: g\r\ncontent-length: 0\r\n\r\n", 404, "not_found"),
+        (b"POST /tokenize/ HTTP/1.1\r\nhost: g\r\ncontent-length: 0\r\n\r\n", 404, "not_found"),
         (b"GET /v1/chat/completions HTTP/1.1\r\nhost: g\r\n\r\n", 405, "method_not_allowed"),
         (b"POST /v1/models HTTP/1.1\r\nhost: g\r\ncontent-length: 0\r\n\r\n", 405, "method_not_allowed"),
         (b"GET / HTTP/1.1\r\nhost: g\r\n\r\n", 404, "not_found"),
@@ -202,6 +210,67 @@ async def test_refused_in_the_apis_own_words_and_never_forwarded(request_: bytes
             assert fields[b"retry-after"] == b"2"
             assert error["message"] == "No replica of empty is ready: it is loading (45 %)."
         assert it.engines[0].requests == []
+
+
+PATHS = (
+    b"/v1/chat/completions", b"/v1/completions", b"/v1/responses", b"/v1/embeddings", b"/v1/rerank", b"/v1/score",
+    b"/tokenize", b"/detokenize", b"/v1/messages", b"/v1/messages/count_tokens", b"/v1/audio/speech",
+    b"/v1/images/generations",
+)  # fmt: skip
+FORM = b'--b\r\nContent-Disposition: form-data; name="model"\r\n\r\nm\r\n--b--\r\n'
+
+
+async def test_every_route_of_an_engine_passes_bytes_on_as_they_are() -> None:
+    async with router(e.answers) as it, it.client() as client:
+        for path in PATHS:
+            await client.post(b'{"model": "m" }', path)
+            assert (await client.answer())[0] == 200
+        forms = (b"/v1/audio/transcriptions", b"/v1/audio/translations", b"/v1/images/edits", b"/v1/images/variations")
+        for path in forms:
+            await client.post(FORM, path, b"content-type: multipart/form-data; boundary=b\r\n")
+            assert (await client.answer())[0] == 200
+        sent = [(head.split(b" ")[1], body) for head, body in it.engines[0].requests]
+        assert sent == [*((path, b'{"model": "m" }') for path in PATHS), *((path, FORM) for path in forms)]
+
+
+async def test_an_alias_is_another_name_for_the_same_model() -> None:
+    async with router(e.answers) as it, it.client() as client:
+        routes = it.server.directory.table.routes
+        it.server.use(Table(2, (*routes, Route("gpt", (), alias_of="m"))))
+        await client.post(b'{"model": "gpt", "n": 1}')
+        assert (await client.answer())[0] == 200
+        await client.post(FORM.replace(b"m\r\n--b--", b"gpt\r\n--b--"), b"/v1/audio/transcriptions",
+                          b"content-type: multipart/form-data; boundary=b\r\n")  # fmt: skip
+        assert (await client.answer())[0] == 200
+        assert [body for _, body in it.engines[0].requests] == [b'{"model": "m", "n": 1}', FORM]
+        await client.get(b"/v1/models")
+        assert [m["id"] for m in json.loads((await client.answer())[2])["data"]] == ["m", "empty", "gpt"]
+        await client.get(b"/v1/models/gpt")
+        assert json.loads((await client.answer())[2])["id"] == "gpt"
+        assert it.server.directory.asked == {"m": 2}
+        assert it.metric('llmgw_router_requests_total{endpoint="e0",model="m",status="200"} 2.0')
+
+
+async def test_recordings_and_images_may_be_larger() -> None:
+    async with router(e.answers, max_body_bytes=1024, max_media_bytes=4096) as it, it.client() as client:
+        body = b'{"model": "m", "input": "' + b"x" * 2000 + b'"}'
+        await client.post(body, b"/v1/audio/speech")
+        assert (await client.answer())[0] == 200
+        await client.post(body)
+        assert (await client.answer())[0] == 413
+
+
+async def test_anthropic_s_routes_have_its_errors() -> None:
+    async with router(e.dies_in_the_stream) as it, it.client() as client:
+        for model, status, kind in (("nope", 404, "not_found_error"), ("empty", 503, "overloaded_error")):
+            await client.post(json.dumps({"model": model}).encode(), b"/v1/messages")
+            found, _, body = await client.answer()
+            error = json.loads(body)
+            assert (found, error["type"], error["error"]["type"]) == (status, "error", kind)
+            assert set(error["error"]) == {"type", "message"}
+        await client.post(path=b"/v1/messages")
+        events = (await client.rest()).decode()
+        assert 'event: error\ndata: {"type":"error","error":{"type":"api_error"' in events
 
 
 async def test_a_wrong_request_keeps_the_connection_where_its_end_is_known() -> None:
@@ -314,6 +383,25 @@ async def test_a_stream_cut_short_ends_as_an_error_and_not_as_complete() -> None
         assert it.metric('llmgw_router_broken_total{endpoint="e0",model="m"} 1.0')
 
 
+async def test_an_engine_s_own_error_before_its_done_is_no_success() -> None:
+    async def crashes_as_vllm_does(visit: e.Visit) -> None:
+        while True:
+            await visit.request()
+            await visit.send(e.EVENTS + e.event(b'{"n":1}'))
+            await visit.send(e.event(b'{"error": {"message": "EngineCore died", "code": 500}}'))
+            await visit.send(e.event(b"[DONE]") + b"0\r\n\r\n")
+
+    async with router(crashes_as_vllm_does) as it, it.client() as client:
+        for _ in range(2):
+            await client.post()
+            await client.head()
+            while not client.buffer.endswith(b"0\r\n\r\n"):
+                client.buffer += await client.stream.receive_some()
+            client.buffer = b""
+        assert it.metric('llmgw_router_broken_total{endpoint="e0",model="m"} 2.0')
+        assert not it.metric('llmgw_router_requests_total{endpoint="e0"')
+
+
 async def test_a_chunk_cut_short_is_an_aborted_transfer() -> None:
     async with router(e.dies_in_a_chunk) as it, it.client() as client:
         await client.post()
@@ -367,7 +455,7 @@ async def test_a_stream_that_stands_still_is_cut() -> None:
         await client.post()
         await client.head()
         rest = await client.rest()
-        assert b"stood still" in rest
+        assert b"sent nothing for 0.3 s" in rest
         assert not rest.endswith(b"0\r\n\r\n")
 
 
@@ -405,6 +493,8 @@ async def test_the_least_loaded_engine_is_taken() -> None:
         it.client() as two,
         it.client() as three,
     ):
+        route = it.server.directory.table.routes[0]
+        it.server.use(Table(2, (evolve(route, routing=Routing(balance=Balance.LEAST)),)))
         for client in (one, two):
             await client.post()
             await client.head()
@@ -508,12 +598,148 @@ async def test_a_held_request_ends_with_its_time_its_client_or_its_model(
 
 
 async def test_only_so_many_requests_wait() -> None:
-    async with router() as it:
-        it.server.use(Table(2, (Route("m", (), "is starting", hold_s=60),)))
-        it.server.directory.waiting["m"] = HELD_MOST
-        async with it.client() as client:
+    async with router() as it, it.client() as first, it.client() as second:
+        it.server.use(Table(2, (Route("m", (), "is starting", hold_s=60, routing=Routing(queue=1)),)))
+        await first.post()
+        with trio.fail_after(2):
+            while it.server.directory.waiting != {"m": 1}:
+                await trio.sleep(0.001)
+            await second.post()
+            status, fields, body = await second.answer()
+        assert (status, json.loads(body)["error"]["code"]) == (503, "overloaded")
+        assert 1 <= int(fields[b"retry-after"]) <= 5
+
+
+async def test_an_engine_has_no_more_requests_than_it_may_have_and_the_next_takes_the_place() -> None:
+    async with router(e.begins_a_stream, e.answers) as it, it.client() as one, it.client() as two, it.client() as three:
+        first = it.server.directory.table.routes[0].endpoints[0]
+        route = Route("m", (first,), routing=Routing(concurrency=1))
+        it.server.use(Table(2, (route,)))
+        await one.post()
+        await one.head()
+        await two.post()
+        await three.post()
+        with trio.fail_after(2):
+            while it.server.directory.waiting != {"m": 2}:
+                await trio.sleep(0.001)
+        await trio.aclose_forcefully(one.stream)
+        with trio.fail_after(2):
+            await two.head()
+        assert it.server.directory.waiting == {"m": 1}
+        assert it.server.directory.outstanding()["e0"] == 1
+        second = Endpoint("e1", "127.0.0.1", it.engines[1].port)
+        it.server.use(Table(3, (evolve(route, endpoints=(first, second)),)))
+        with trio.fail_after(2):
+            assert (await three.answer())[0] == 200, "a new engine takes those that wait"
+        assert it.server.directory.waiting == {}
+
+
+async def test_a_request_that_leaves_when_its_turn_has_come_gives_the_place_to_the_next() -> None:
+    async with router(e.begins_a_stream) as it, it.client() as one, it.client() as two, it.client() as three:
+        route = Route("m", it.server.directory.table.routes[0].endpoints, routing=Routing(concurrency=1))
+        it.server.use(Table(2, (route,)))
+        await one.post()
+        await one.head()
+        for client, count in ((two, 1), (three, 2)):
             await client.post()
-            assert (await client.answer())[0] == 503
+            with trio.fail_after(2):
+                while it.server.directory.waiting != {"m": count}:
+                    await trio.sleep(0.001)
+        # Both in one turn of the loop: the place is given to the second, which is gone at the same time.
+        await trio.aclose_forcefully(one.stream)
+        await trio.aclose_forcefully(two.stream)
+        with trio.fail_after(2):
+            await three.head()
+
+
+async def test_nobody_waits_longer_for_an_engine_than_the_queue_s_time(autojump_clock: trio.testing.MockClock) -> None:
+    async with router(e.says_nothing) as it, it.client() as one, it.client() as two:
+        route = Route("m", it.server.directory.table.routes[0].endpoints, routing=Routing(concurrency=1, queue_s=7))
+        it.server.use(Table(2, (route,)))
+        await one.post()
+        await trio.sleep(1)
+        await two.post()
+        began = trio.current_time()
+        status, _, body = await two.answer()
+        assert (status, json.loads(body)["error"]["code"]) == (503, "overloaded")
+        assert 7 <= trio.current_time() - began < 8
+        assert it.server.directory.waiting == {}
+
+
+async def test_a_request_that_takes_too_long_in_all_is_ended(autojump_clock: trio.testing.MockClock) -> None:
+    async def drips(visit: e.Visit) -> None:
+        await visit.request()
+        await visit.send(e.EVENTS)
+        while True:
+            await visit.send(e.event(b'{"n":1}'))
+            await trio.sleep(1)
+
+    async with router(drips, total_timeout_s=20) as it, it.client() as client:
+        began = trio.current_time()
+        await client.post()
+        events = await client.rest()
+        assert 20 <= trio.current_time() - began < 21
+        assert b"took longer than 20 s" in events
+        assert b"[DONE]" not in events
+
+
+async def test_an_engine_without_room_is_passed_over_and_its_own_word_passed_on_where_it_is_the_only_one() -> None:
+    async def full(visit: e.Visit) -> None:
+        while True:
+            await visit.request()
+            await visit.send(b"HTTP/1.1 503 Service Unavailable\r\ncontent-length: 4\r\n\r\nfull")
+
+    async with router(full, e.answers) as it, it.client() as client:
+        for _ in range(6):
+            await client.post()
+            assert (await client.answer())[0] == 200
+        route = it.server.directory.table.routes[0]
+        it.server.use(Table(2, (evolve(route, endpoints=route.endpoints[:1]),)))
+        await client.post()
+        assert (await client.answer())[::2] == (503, b"full")
+
+
+async def test_an_engine_that_answers_with_errors_is_left_alone_but_not_for_a_client_s_mistakes() -> None:
+    def with_status(status: int) -> Script:
+        async def script(visit: e.Visit) -> None:
+            while True:
+                await visit.request()
+                await visit.send(b"HTTP/1.1 %d X\r\ncontent-length: 0\r\n\r\n" % status)
+
+        return script
+
+    for status, asked in ((500, ERRORS), (400, 20)):
+        async with router(with_status(status), e.answers) as it, it.client() as client:
+            found = [0, 0]
+            for n in range(60):
+                await client.post(b'{"model":"m","prompt":"%d"}' % n)
+                found[(await client.answer())[0] == 200] += 1
+            assert found[1] >= 20
+            assert len(it.engines[0].requests) == asked if status == 500 else len(it.engines[0].requests) >= asked
+
+
+async def test_failures_of_all_engines_are_not_made_worse_by_trying_again() -> None:
+    async with router(e.dies_at_once, e.dies_at_once, e.dies_at_once) as it:
+        for _ in range(100):
+            async with it.client() as client:
+                await client.post()
+                assert (await client.answer())[0] == 502
+        assert sum(len(x.requests) for x in it.engines) <= 100 + RETRIES_SAVED + 100 * RETRY_SHARE
+
+
+async def test_a_conversation_stays_with_its_engine() -> None:
+    async with router(e.answers, e.answers, e.answers) as it, it.client() as client:
+        for n in range(12):
+            body = {"model": "m", "messages": [{"role": "user", "content": "hello"}, *[{"role": "x"}] * n]}
+            await client.post(json.dumps(body).encode())
+            await client.answer()
+        assert sorted(len(x.requests) for x in it.engines) == [0, 0, 12]
+        for n in range(12):
+            await client.post(b'{"model":"m","prompt":"%d"}' % n, fields=b"x-llmgw-session: s-1\r\n")
+            await client.answer()
+        assert sum(len(x.requests) == 12 for x in it.engines) == 2 or max(len(x.requests) for x in it.engines) == 24
+        assert all(b"x-llmgw" not in head.lower() for x in it.engines for head, _ in x.requests)
+        assert it.metric('llmgw_router_choices_total{model="m",reason="affinity"} 24.0')
 
 
 async def test_clients_that_come_and_go_leave_nothing_behind() -> None:

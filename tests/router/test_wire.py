@@ -6,13 +6,14 @@ from hypothesis import strategies as st
 
 from llmgw.errors import PeerError
 from llmgw.router.table import Endpoint, Route, Table
-from llmgw.router.wire import Drain, Failed, Hello, Load, Serving, UseTable, decode, encode
+from llmgw.router.wire import Drain, Failed, Full, Hello, Load, Serving, UseTable, decode, encode
 
 
 def test_round_trip() -> None:
     table = Table(3, (Route("m", (Endpoint("m-1.0", "::1", 20000, "sk-x", True), Endpoint("u", "h", 1)), "why", 5),))
     for message in (
         UseTable(table),
+        Full(("m-1.0", "m-2.0")),
         Drain(1.5),
         Hello(1, "v", "a:1", 3, 2.0),
         Serving(),

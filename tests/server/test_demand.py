@@ -63,3 +63,13 @@ def test_whoever_asks_for_an_adapter_asks_for_its_model() -> None:
     assert book.of([scaled], [row()])["m"].asked == 170.0
     plain = evolve(scaled, profiles=(profile(),))
     assert book.of([plain], [row()])["m"].asked == 150.0
+
+
+def test_engines_that_have_no_room_by_their_own_word() -> None:
+    book = DemandBook(100)
+    assert book.full() == ()
+    book.worked("n1", (EngineLoad("m-1.0", 1, 9, 1), EngineLoad("m-2.0", 1, 9, 0, 0.94)))
+    book.worked("n2", (EngineLoad("a-1.0", 1, 9, 0, 0.95), EngineLoad("b-1.0", 1, 0, 0)))
+    assert book.full() == ("a-1.0", "m-1.0")
+    book.gone("n1")
+    assert book.full() == ("a-1.0",)

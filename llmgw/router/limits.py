@@ -1,0 +1,209 @@
+"""What a key may use, counted in cells that several workers share. Pure: cells, times and wishes come in.
+
+A minute is a ring of 31 spans of two seconds: a span counts until all of it is more than 60 s ago, so that no window of
+60 s, wherever it begins, holds more than the limit. Whoever uses the cells of a slot has its lock.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from functools import lru_cache
+from typing import Protocol, overload
+
+from attrs import frozen
+
+from llmgw.settings.keys import Limits, Period, Spent, period_end, period_start
+
+LANES = 8
+"""So many workers can share the cells, one that still drains included. A lane is what one worker has under way."""
+
+SPAN_S = 2
+SPANS = 31
+SLOT_CELLS = 96
+
+_HEAD, _REQUESTS, _TOKENS, _SINCE, _SPENT_TOKENS, _SPENT_COST = range(6)
+_FLIGHT = 8
+_HELD_TOKENS = _FLIGHT + LANES
+_HELD_COST = _HELD_TOKENS + LANES
+_RING_REQUESTS = _HELD_COST + LANES
+_RING_TOKENS = _RING_REQUESTS + SPANS
+assert _RING_TOKENS + SPANS <= SLOT_CELLS
+
+
+class Cells(Protocol):
+    """Whole numbers by position: a list, or a memory that processes share."""
+
+    @overload
+    def __getitem__(self, at: int, /) -> int: ...
+
+    @overload
+    def __getitem__(self, at: slice, /) -> Iterable[int]: ...
+
+    def __setitem__(self, at: int, value: int, /) -> None: ...
+
+
+@frozen
+class Refused:
+    """A limit that would be exceeded: ``what`` is ``requests``, ``tokens``, ``concurrent`` or ``budget``.
+
+    ``after_s`` is when it can be granted (``None``: never as it is), ``limit`` the figure, ``asked`` the wish.
+    """
+
+    what: str
+    limit: int
+    used: int
+    asked: int
+    after_s: float | None
+
+
+@frozen
+class Grant:
+    """What was reserved, and in which span."""
+
+    span: int
+    tokens: int
+    cost: int
+
+
+def reserve(
+    cells: Cells, base: int, lane: int, limits: Limits, now: float, wall: float, tokens: int, cost: int
+) -> Grant | Refused:
+    """Reserve one request with so many tokens, or say what stands against it; nothing is changed then.
+
+    ``now`` is on a clock that all workers share and that never goes back, ``wall`` in epoch seconds.
+    """
+    head = _advance(cells, base, now)
+    most = limits.concurrent
+    if most is not None:
+        flight = sum(cells[base + _FLIGHT : base + _FLIGHT + LANES])
+        if flight >= most:
+            return Refused("concurrent", most, flight, 1, 1.0)
+    most = limits.requests_per_minute
+    if most is not None and cells[base + _REQUESTS] >= most:
+        used = cells[base + _REQUESTS]
+        return Refused(
+            "requests", most, used, 1, _free_s(cells, base, _RING_REQUESTS, used + 1 - most, now) if most else None
+        )
+    most = limits.tokens_per_minute
+    if most is not None and cells[base + _TOKENS] + tokens > most:
+        used = cells[base + _TOKENS]
+        after = None if tokens > most else _free_s(cells, base, _RING_TOKENS, used + tokens - most, now)
+        return Refused("tokens", most, used, tokens, after)
+    if limits.budget:
+        _roll(cells, base, limits.budget_period, wall)
+        for most, spent, held, asked in (
+            (limits.budget_tokens, _SPENT_TOKENS, _HELD_TOKENS, tokens),
+            (limits.budget_cost, _SPENT_COST, _HELD_COST, cost),
+        ):
+            if most is None:
+                continue
+            used = cells[base + spent] + sum(cells[base + held : base + held + LANES])
+            if used + asked > most:
+                end = period_end(limits.budget_period, wall)
+                return Refused("budget", most, used, asked, None if end is None or asked > most else end - wall)
+    cells[base + _FLIGHT + lane] += 1
+    cells[base + _HELD_TOKENS + lane] += tokens
+    cells[base + _HELD_COST + lane] += cost
+    cells[base + _REQUESTS] += 1
+    cells[base + _RING_REQUESTS + head % SPANS] += 1
+    if tokens:
+        cells[base + _TOKENS] += tokens
+        cells[base + _RING_TOKENS + head % SPANS] += tokens
+    return Grant(head, tokens, cost)
+
+
+def settle(
+    cells: Cells, base: int, lane: int, grant: Grant, limits: Limits, now: float, wall: float,
+    tokens: int, cost: int, *, counts: bool = True,
+) -> None:  # fmt: skip
+    """Put what was used in place of what was reserved. Without ``counts`` it was as if nothing had been asked.
+
+    What went beyond the reservation is charged where the request began or, if that is more than a minute ago, now.
+    """
+    head = _advance(cells, base, now)
+    cells[base + _FLIGHT + lane] -= 1
+    cells[base + _HELD_TOKENS + lane] -= grant.tokens
+    cells[base + _HELD_COST + lane] -= grant.cost
+    if limits.budget:
+        _roll(cells, base, limits.budget_period, wall)
+        cells[base + _SPENT_TOKENS] += tokens
+        cells[base + _SPENT_COST] += cost
+    more = tokens - grant.tokens
+    inside = head - grant.span < SPANS
+    if more and (inside or more > 0):
+        cells[base + _TOKENS] += more
+        cells[base + _RING_TOKENS + (grant.span if inside else head) % SPANS] += more
+    if not counts and inside:
+        cells[base + _REQUESTS] -= 1
+        cells[base + _RING_REQUESTS + grant.span % SPANS] -= 1
+
+
+def left(cells: Cells, base: int, limits: Limits, now: float) -> tuple[int, int, float]:
+    """Requests and tokens that are left (-1: no limit), and the seconds until all are free if nothing more comes."""
+    requests, tokens = limits.requests_per_minute, limits.tokens_per_minute
+    return (
+        -1 if requests is None else max(0, requests - cells[base + _REQUESTS]),
+        -1 if tokens is None else max(0, tokens - cells[base + _TOKENS]),
+        (cells[base + _HEAD] + SPANS) * SPAN_S - now,
+    )
+
+
+def learn(cells: Cells, base: int, spent: Spent) -> None:
+    """Take over what is written down: it is the truth where these cells are new, and never more than it."""
+    since = cells[base + _SINCE]
+    if spent.since > since:
+        cells[base + _SINCE] = spent.since
+        cells[base + _SPENT_TOKENS] = spent.tokens
+        cells[base + _SPENT_COST] = spent.cost
+    elif spent.since == since:
+        cells[base + _SPENT_TOKENS] = max(cells[base + _SPENT_TOKENS], spent.tokens)
+        cells[base + _SPENT_COST] = max(cells[base + _SPENT_COST], spent.cost)
+
+
+def clear_lane(cells: Cells, base: int, lane: int) -> None:
+    """Forget what a worker that is gone had under way."""
+    cells[base + _FLIGHT + lane] = 0
+    cells[base + _HELD_TOKENS + lane] = 0
+    cells[base + _HELD_COST + lane] = 0
+
+
+def _roll(cells: Cells, base: int, period: Period, wall: float) -> None:
+    """Begin a new budget if the old one's period is over."""
+    since = _start(period, int(wall // 60))
+    if since > cells[base + _SINCE]:
+        cells[base + _SINCE] = since
+        cells[base + _SPENT_TOKENS] = 0
+        cells[base + _SPENT_COST] = 0
+
+
+@lru_cache(64)
+def _start(period: Period, minute: int) -> int:
+    """Periods begin with a minute, so that one look at the calendar is enough for each."""
+    return period_start(period, minute * 60)
+
+
+def _advance(cells: Cells, base: int, now: float) -> int:
+    """Drop what has slid out of the window. Returns the present span."""
+    head, span = cells[base + _HEAD], int(now // SPAN_S)
+    if span <= head:
+        return head
+    first = max(head + 1, span - SPANS + 1)
+    for at in range(first, span + 1):
+        place = at % SPANS
+        cells[base + _REQUESTS] -= cells[base + _RING_REQUESTS + place]
+        cells[base + _TOKENS] -= cells[base + _RING_TOKENS + place]
+        cells[base + _RING_REQUESTS + place] = 0
+        cells[base + _RING_TOKENS + place] = 0
+    cells[base + _HEAD] = span
+    return span
+
+
+def _free_s(cells: Cells, base: int, ring: int, need: int, now: float) -> float:
+    """Seconds until so much has slid out of the window."""
+    head = cells[base + _HEAD]
+    freed = 0
+    for at in range(head - SPANS + 1, head + 1):
+        freed += cells[base + ring + at % SPANS]
+        if freed >= need:
+            return float(max(0.0, (at + SPANS) * SPAN_S - now))
+    return float(SPANS * SPAN_S)
