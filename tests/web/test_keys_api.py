@@ -27,7 +27,7 @@ async def admin(folder: Path) -> AsyncIterator[tuple[Admin, Plane]]:
     listener = listen(Address("127.0.0.1", 0))
     port = listener.getsockname()[1]
     async with plane(folder) as it, trio.open_nursery() as nursery:
-        await nursery.start(serve, app(Clock(), TOKEN, None, it.book), listener)
+        await nursery.start(serve, app(Clock(), TOKEN, keys=it.book), listener)
         yield Admin(port), it
         nursery.cancel_scope.cancel()
 
