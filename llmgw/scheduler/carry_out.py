@@ -14,6 +14,10 @@ DRAIN_SETTLE_S = 1.0
 """An idle count means something only after the router had time to take in that nothing new goes there."""
 
 
+UNSEEN_S = 5.0
+"""A start that was sent and never heard of may still be under way for this long: its devices are not free before."""
+
+
 def carry_out(pass_: Working) -> None:
     """The commands of this pass."""
     _finish_superseded(pass_)
@@ -129,6 +133,9 @@ def _stop(pass_: Working, row: Replica) -> None:
         if node.state is not NodeState.CONNECTED:
             waiting = True
             continue
+        if _on_its_way(pass_, row, shard):
+            waiting = True
+            pass_.wake.append(row.since + UNSEEN_S)
         for report in node.reports:
             if report.shard == shard.shard and not report.state.ended:
                 waiting = True
@@ -155,6 +162,12 @@ def _stop(pass_: Working, row: Replica) -> None:
         not_before=0.0,
         since=pass_.now,
     )
+
+
+def _on_its_way(pass_: Working, row: Replica, shard: Assignment) -> bool:
+    """Whether the shard may have been told to start just before the row was stopped, and be heard of any moment."""
+    told = row.not_before <= row.since and pass_.now < row.since + UNSEEN_S
+    return told and pass_.state.report(shard, row.generation) is None
 
 
 def _reap(pass_: Working) -> None:

@@ -11,6 +11,7 @@ from llmgw.hardware.inventory import Inventory
 from llmgw.scheduler.decide import decide
 from llmgw.scheduler.explain import Outcome, StartCommand, StopCommand
 from llmgw.scheduler.state import (
+    Assignment,
     ClusterState,
     Goal,
     Node,
@@ -106,10 +107,11 @@ class _Nodes:
         node = self._state.node(name)
         if reports is None or node is None:
             return node is None  # of a node that is unknown nobody will ever hear
-        for report in [r for r in reports if r.shard == shard and generation in (None, r.generation)]:
-            reports.remove(report)
-            there = placed_on(node.inventory, report.devices, report.uuids)
-            self._freed.setdefault(name, set()).update(there)
+        for at, report in enumerate(reports):
+            if report.shard == shard and generation in (None, report.generation) and not report.state.ended:
+                reports[at] = evolve(report, state=ShardState.STOPPED)
+                there = placed_on(node.inventory, report.devices, report.uuids)
+                self._freed.setdefault(name, set()).update(there)
         return True
 
     def state(self) -> ClusterState | None:
@@ -147,6 +149,7 @@ def _obeyed(
     for row in outcome.replicas:
         if row.goal is not Goal.RUN:
             gone = [nodes.end(s.node, s.shard, None) for s in row.shards]
+            _say_ended(row, nodes, state.cluster, now)
             if gone and all(gone):
                 ended.append(row.id)
         elif _come_up(row, nodes, state.cluster, now, started=row.id in started):
@@ -163,25 +166,35 @@ def _come_up(row: Replica, nodes: _Nodes, cluster: str, now: float, *, started: 
             continue
         at = next((i for i, r in enumerate(reports) if (r.shard, r.generation) == (shard.shard, row.generation)), None)
         if at is None and started:
-            reports.append(
-                ShardReport(
-                    shard=shard.shard,
-                    replica=row.id,
-                    generation=row.generation,
-                    model=row.model,
-                    rank=shard.rank,
-                    cluster=cluster,
-                    profile_digest="",
-                    devices=shard.devices,
-                    uuids=shard.uuids,
-                    state=ShardState.READY,
-                    reason="planned",
-                    next="",
-                    since=now,
-                )
-            )
+            reports.append(_report(row, shard, cluster, now, ShardState.READY))
             came = True
         elif at is not None and reports[at].state in (ShardState.STARTING, ShardState.LOADING):
             reports[at] = evolve(reports[at], state=ShardState.READY, since=now)
             came = True
     return came
+
+
+def _say_ended(row: Replica, nodes: _Nodes, cluster: str, now: float) -> None:
+    """What was never heard of has ended as well."""
+    for shard in row.shards:
+        reports = nodes.reports(shard.node)
+        if reports is not None and all((r.shard, r.generation) != (shard.shard, row.generation) for r in reports):
+            reports.append(_report(row, shard, cluster, now, ShardState.STOPPED))
+
+
+def _report(row: Replica, shard: Assignment, cluster: str, now: float, state: ShardState) -> ShardReport:
+    return ShardReport(
+        shard=shard.shard,
+        replica=row.id,
+        generation=row.generation,
+        model=row.model,
+        rank=shard.rank,
+        cluster=cluster,
+        profile_digest="",
+        devices=shard.devices,
+        uuids=shard.uuids,
+        state=state,
+        reason="planned",
+        next="",
+        since=now,
+    )

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 from attrs import evolve
 
+from llmgw.scheduler.carry_out import UNSEEN_S
 from llmgw.scheduler.decide import decide
 from llmgw.scheduler.explain import DecisionKind, Outcome, StopCommand
 from llmgw.scheduler.follow import ROLLBACK_AFTER
@@ -175,6 +176,25 @@ def test_replace_takes_the_old_one_away_first_even_with_room() -> None:
         away.append(2 - len(ready))
     assert max(away) == 1, "one at a time"
     assert [r.profile for r in state.replicas] == [of.profiles[0]] * 2
+
+
+def test_a_start_that_was_never_heard_of_keeps_its_devices_for_a_moment() -> None:
+    begun = decide(cluster((node(devices=(device(0),)),), (model(),)), NOW)
+    state = after(cluster((node(devices=(device(0),)),), ()), begun, models=(model("other"),))
+    outcome = decide(state, NOW + 0.1)
+    assert kinds(outcome) == [(DecisionKind.DRAIN, "m-100"), (DecisionKind.STOP, "m-100")]
+    assert outcome.wake_at == NOW + 0.1 + UNSEEN_S
+    state = after(state, outcome)
+    # The agent had it begun: it is stopped, and the device is given away after that.
+    late = evolve(state, nodes=(evolve(state.nodes[0], reports=(report(begun.replicas[0], ShardState.STARTING),)),))
+    outcome = decide(late, NOW + 1)
+    assert [type(c) for c in outcome.commands] == [StopCommand]
+    assert [r.id for r in outcome.replicas] == ["m-100"]
+    # Or it never came to that.
+    assert decide(state, NOW + 1).decisions == ()
+    outcome = decide(state, NOW + 0.1 + UNSEEN_S)
+    assert kinds(outcome) == [(DecisionKind.FORGET, "m-100")]
+    assert [r.model for r in decide(after(state, outcome), NOW + 6).replicas] == ["other"]
 
 
 def test_a_row_that_is_wanted_but_was_drained_starts_again_after_its_earlier_start_ended() -> None:
