@@ -49,8 +49,6 @@ _TICK_S = 0.25
 _LOST_PEER = frozenset({"nccl-timeout"})
 """What engines log when another rank is gone or hangs (:mod:`llmgw.engines.diagnosis`)."""
 
-_EXIT_FILE_LOOKS = 10
-_EXIT_FILE_LOOK_S = 0.05
 _ATTACH_LOOK_S = 0.05
 _JUMP_S = 1.0
 
@@ -195,6 +193,8 @@ class Supervisor:
                 self._hold()
                 if self._grip is not None:
                     self._log.warning("the shim is gone; the engine goes on, and is watched itself")
+                    if self.shard.state is ShardState.STOPPING and not self.shard.held:
+                        self._grip.terminate()  # the shim may have died before it passed that on
         if ended is None:
             ended = await self._read_end()  # it was over before anybody could take hold of it
         lines = await trio.to_thread.run_sync(logs.tail, self.folder, logs.DIAGNOSED_LINES)
@@ -236,13 +236,9 @@ class Supervisor:
         self._observe(Gone())
 
     async def _read_end(self) -> Ended | None:
-        """What the shim wrote down, which it does right before it ends; ``None`` when it could not."""
-        for _ in range(_EXIT_FILE_LOOKS):
-            found = await trio.to_thread.run_sync(records.end, self.folder)
-            if found is not None:
-                return Ended(found.exit, found.error, found.left, at=found.at)
-            await trio.sleep(_EXIT_FILE_LOOK_S)
-        return None
+        """What the shim wrote down before it ended; ``None`` when it could not."""
+        found = await trio.to_thread.run_sync(records.end, self.folder)
+        return None if found is None else Ended(found.exit, found.error, found.left, at=found.at)
 
     def let_go(self) -> None:
         """Close what :meth:`attach` opened; the engine goes on."""

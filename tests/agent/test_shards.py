@@ -305,7 +305,7 @@ async def test_an_engine_whose_shim_is_killed_goes_on_and_is_stopped_all_the_sam
         assert pid is not None
         worker = int(Path(f"/proc/{pid}/task/{pid}/children").read_text().split()[0])
         os.kill(shim_of(folder), signal.SIGKILL)
-        with trio.move_on_after(0.8):  # its exit is looked for for half a second
+        with trio.move_on_after(0.3):
             await node.get().done.wait()
         assert (node.get().shard.state, alive(pid)) == (S.READY, True)
     async with running(settings) as node:
