@@ -51,6 +51,9 @@ _LOST_PEER = frozenset({"nccl-timeout"})
 
 _ATTACH_LOOK_S = 0.05
 _JUMP_S = 1.0
+_STOOD_STILL_S = 5.0
+"""Something is observed at every tick; later than this, agent or machine were stopped, or have no time at all."""
+
 
 Changed = Callable[["Supervisor"], None]
 
@@ -89,7 +92,8 @@ class Supervisor:
         self._changed = changed
         self._clock = clock
         self._steady = steady
-        self._offset = clock() - steady()
+        self._looked_at = steady()
+        self._offset = clock() - self._looked_at
         self._adopted = adopted
         self._grip: Grip | None = None
         self._to_end = False
@@ -284,9 +288,13 @@ class Supervisor:
             await trio.sleep(_TICK_S)
 
     def _now(self) -> float:
-        """The time of day. Where that was set since the last look, no limit may be over because of it."""
-        now = self._clock()
-        jump = now - self._steady() - self._offset
+        """The time of day. No limit may be over because that was set, or because this agent stood still itself."""
+        now, steady = self._clock(), self._steady()
+        jump, gap = now - steady - self._offset, steady - self._looked_at
+        self._looked_at = steady
+        if gap > _STOOD_STILL_S:
+            self._log.warning("nobody looked at the engine for some time", seconds=round(gap, 1))
+            self.shard = self.shard.unwatched(gap)
         if abs(jump) > _JUMP_S:
             self._log.warning("the clock was set", by_s=round(jump, 1))
             self._offset += jump

@@ -741,11 +741,16 @@ async def test_an_engine_that_hangs_while_it_answers_is_ended_and_said(folder: P
         assert S.STOPPING in node.states()
 
 
-async def test_a_clock_that_is_set_ends_nobody_s_time(folder: Path) -> None:
-    """By the network's time after a boot, or after a machine slept."""
-    ahead = 0.0
-    said: list[ShardReport] = []
-    shards = Shards(config(folder), said.append, lambda: time.time() + ahead)
+@pytest.mark.parametrize("how", ["the clock is set", "the agent stood still"])
+async def test_time_that_nobody_watched_ends_no_engine(folder: Path, how: str) -> None:
+    """The network's time came after a boot, or the machine slept; or the agent was stopped for a while."""
+    ahead, still = 0.0, how == "the agent stood still"
+    shards = Shards(
+        config(folder),
+        lambda _: None,
+        lambda: time.time() + ahead,
+        steady=lambda: time.monotonic() + (ahead if still else 0.0),
+    )
     async with trio.open_nursery() as nursery:
         await nursery.start(shards.run)
         await shards.start(start(start_s=3600), INVENTORY)
@@ -753,7 +758,7 @@ async def test_a_clock_that_is_set_ends_nobody_s_time(folder: Path) -> None:
         assert isinstance(known, Supervisor)
         deadline = known.shard.deadline
         assert deadline is not None
-        for ahead in (100_000.0, -100_000.0):
+        for ahead in (100_000.0, 300_000.0) if still else (100_000.0, -100_000.0):
             await until(lambda by=ahead: abs((known.shard.deadline or 0.0) - deadline - by) < 5)
             await trio.sleep(0.3)  # so long until the next look at its deadline
             assert known.shard.state is S.STARTING, known.shard
