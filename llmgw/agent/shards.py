@@ -185,14 +185,15 @@ class Shards:
         while True:
             await supervisor.moved.wait()
             supervisor.moved = trio.Event()
-            await self._write_down(supervisor)
-            supervisor.written()
+            supervisor.written(await self._write_down(supervisor))
 
-    async def _write_down(self, supervisor: Supervisor) -> None:
+    async def _write_down(self, supervisor: Supervisor) -> Record:
+        record = supervisor.record
         try:
-            await trio.to_thread.run_sync(records.write, supervisor.folder, supervisor.record)
+            await trio.to_thread.run_sync(records.write, supervisor.folder, record)
         except OSError as failed:
-            self._log.error("the record cannot be written", shard=supervisor.record.shard, error=str(failed))
+            self._log.error("the record cannot be written", shard=record.shard, error=str(failed))
+        return record
 
     async def start(self, command: StartShard, inventory: Inventory) -> None:
         """Launch an engine. Raises :class:`OperatorError` with the reason when it cannot be started here."""

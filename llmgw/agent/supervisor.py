@@ -158,9 +158,12 @@ class Supervisor:
             self._engine = Known(pids.engine, pids.engine_start)
         return self.pid is not None
 
-    def written(self) -> None:
-        """The record is on the disk as it is, or cannot be: what waited for that is done."""
-        if self._to_end and self._grip is not None:
+    def written(self, record: Record) -> None:
+        """This record is on the disk, or cannot be: what waited for that is done.
+
+        It may be an older one, whose writing was under way when the shard was told to stop.
+        """
+        if self._to_end and record.state is ShardState.STOPPING and self._grip is not None:
             self._to_end = False
             self._grip.terminate()
 

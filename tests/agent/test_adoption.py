@@ -7,9 +7,11 @@ import os
 import signal
 import subprocess
 import sys
+import time
 from contextlib import suppress
 from pathlib import Path
 
+import orjson
 import pytest
 import trio
 from attrs import evolve
@@ -120,6 +122,22 @@ async def test_an_engine_that_was_ended_for_a_reason_keeps_it_though_its_agent_d
             assert failed.reason.startswith("stood still for 0.3 s at: ")
             assert failed.exit == Exit(None, 9)
             await node.get().settled.wait()
+
+
+async def test_nothing_is_told_to_end_before_that_is_written_down(folder: Path) -> None:
+    """Else the next agent would take the end for one that nobody asked for."""
+    engine = "trap 'cp record.json seen; exit 0' TERM; sleep 3600 & wait"
+    async with running(config(folder, ("/bin/sh", "-c", engine))) as node:
+        await node.shards.start(start(), INVENTORY)
+        await trio.sleep(0.2)
+        known = node.get()
+        before = known.record
+        known.stop("enough", 60)
+        known.written(before)  # its writing was under way
+        time.sleep(0.3)  # and the next one takes its time
+        assert (await node.until_ended()).exit == Exit(0)
+        seen = orjson.loads((known.folder / "seen").read_bytes())
+        assert seen["state"] == "stopping"
 
 
 async def test_a_shim_that_has_not_spoken_yet_is_waited_for(folder: Path) -> None:
