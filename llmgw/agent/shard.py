@@ -87,18 +87,21 @@ class Shard:
 
     def shifted(self, by_s: float) -> Shard:
         """The same after the clock was set by so much: no time has passed."""
+        ended_at = None if self.ended_at is None else self.ended_at + by_s
+        fate = None if self.fate is None else self.fate.shifted(by_s)
+        return evolve(self.unwatched(by_s), since=self.since + by_s, ended_at=ended_at, fate=fate)
+
+    def unwatched(self, for_s: float) -> Shard:
+        """The same after nobody looked for so long: what it did meanwhile is yet to be seen."""
 
         def later(at: float | None) -> float | None:
-            return None if at is None else at + by_s
+            return None if at is None else at + for_s
 
         return evolve(
             self,
-            since=self.since + by_s,
             deadline=later(self.deadline),
             idle_since=later(self.idle_since),
             silent_since=later(self.silent_since),
-            ended_at=later(self.ended_at),
-            fate=None if self.fate is None else self.fate.shifted(by_s),
         )
 
     @property

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Iterable
 from pathlib import Path
 
@@ -51,6 +52,7 @@ class Shards:
         proc: Path = PROC,
         jobs: Jobs | None = None,
         engines: Callable[[EngineKind], EngineInstall | None] | None = None,
+        steady: Callable[[], float] = time.monotonic,
     ) -> None:
         self._config = config
         self._jobs = jobs
@@ -63,6 +65,7 @@ class Shards:
         self._proc = proc
         self._changed = changed
         self._clock = clock
+        self._steady = steady
         self._known: dict[tuple[str, int], Supervisor | Pending] = {}
         self._nursery: trio.Nursery | None = None
         self._log = logger("shards")
@@ -149,7 +152,7 @@ class Shards:
     def _add(self, folder: Path, record: Record, shard: Shard, *, adopted: bool) -> Supervisor:
         supervisor = Supervisor(
             folder, record, shard, self._on_change, self._clock,
-            adopted=adopted, hardware=self._hardware, proc=self._proc,
+            adopted=adopted, hardware=self._hardware, proc=self._proc, steady=self._steady,
         )  # fmt: skip
         self._known[supervisor.key] = supervisor
         return supervisor
@@ -182,14 +185,15 @@ class Shards:
         while True:
             await supervisor.moved.wait()
             supervisor.moved = trio.Event()
-            await self._write_down(supervisor)
-            supervisor.written()
+            supervisor.written(await self._write_down(supervisor))
 
-    async def _write_down(self, supervisor: Supervisor) -> None:
+    async def _write_down(self, supervisor: Supervisor) -> Record:
+        record = supervisor.record
         try:
-            await trio.to_thread.run_sync(records.write, supervisor.folder, supervisor.record)
+            await trio.to_thread.run_sync(records.write, supervisor.folder, record)
         except OSError as failed:
-            self._log.error("the record cannot be written", shard=supervisor.record.shard, error=str(failed))
+            self._log.error("the record cannot be written", shard=record.shard, error=str(failed))
+        return record
 
     async def start(self, command: StartShard, inventory: Inventory) -> None:
         """Launch an engine. Raises :class:`OperatorError` with the reason when it cannot be started here."""

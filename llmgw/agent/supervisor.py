@@ -49,10 +49,11 @@ _TICK_S = 0.25
 _LOST_PEER = frozenset({"nccl-timeout"})
 """What engines log when another rank is gone or hangs (:mod:`llmgw.engines.diagnosis`)."""
 
-_EXIT_FILE_LOOKS = 10
-_EXIT_FILE_LOOK_S = 0.05
 _ATTACH_LOOK_S = 0.05
 _JUMP_S = 1.0
+_STOOD_STILL_S = 5.0
+"""Something is observed at every tick; later than this, agent or machine were stopped, or have no time at all."""
+
 
 Changed = Callable[["Supervisor"], None]
 
@@ -91,7 +92,8 @@ class Supervisor:
         self._changed = changed
         self._clock = clock
         self._steady = steady
-        self._offset = clock() - steady()
+        self._looked_at = steady()
+        self._offset = clock() - self._looked_at
         self._adopted = adopted
         self._grip: Grip | None = None
         self._to_end = False
@@ -156,9 +158,12 @@ class Supervisor:
             self._engine = Known(pids.engine, pids.engine_start)
         return self.pid is not None
 
-    def written(self) -> None:
-        """The record is on the disk as it is, or cannot be: what waited for that is done."""
-        if self._to_end and self._grip is not None:
+    def written(self, record: Record) -> None:
+        """This record is on the disk, or cannot be: what waited for that is done.
+
+        It may be an older one, whose writing was under way when the shard was told to stop.
+        """
+        if self._to_end and record.state is ShardState.STOPPING and self._grip is not None:
             self._to_end = False
             self._grip.terminate()
 
@@ -195,6 +200,8 @@ class Supervisor:
                 self._hold()
                 if self._grip is not None:
                     self._log.warning("the shim is gone; the engine goes on, and is watched itself")
+                    if self.shard.state is ShardState.STOPPING and not self.shard.held:
+                        self._grip.terminate()  # the shim may have died before it passed that on
         if ended is None:
             ended = await self._read_end()  # it was over before anybody could take hold of it
         lines = await trio.to_thread.run_sync(logs.tail, self.folder, logs.DIAGNOSED_LINES)
@@ -236,13 +243,9 @@ class Supervisor:
         self._observe(Gone())
 
     async def _read_end(self) -> Ended | None:
-        """What the shim wrote down, which it does right before it ends; ``None`` when it could not."""
-        for _ in range(_EXIT_FILE_LOOKS):
-            found = await trio.to_thread.run_sync(records.end, self.folder)
-            if found is not None:
-                return Ended(found.exit, found.error, found.left, at=found.at)
-            await trio.sleep(_EXIT_FILE_LOOK_S)
-        return None
+        """What the shim wrote down before it ended; ``None`` when it could not."""
+        found = await trio.to_thread.run_sync(records.end, self.folder)
+        return None if found is None else Ended(found.exit, found.error, found.left, at=found.at)
 
     def let_go(self) -> None:
         """Close what :meth:`attach` opened; the engine goes on."""
@@ -288,9 +291,13 @@ class Supervisor:
             await trio.sleep(_TICK_S)
 
     def _now(self) -> float:
-        """The time of day. Where that was set since the last look, no limit may be over because of it."""
-        now = self._clock()
-        jump = now - self._steady() - self._offset
+        """The time of day. No limit may be over because that was set, or because this agent stood still itself."""
+        now, steady = self._clock(), self._steady()
+        jump, gap = now - steady - self._offset, steady - self._looked_at
+        self._looked_at = steady
+        if gap > _STOOD_STILL_S:
+            self._log.warning("nobody looked at the engine for some time", seconds=round(gap, 1))
+            self.shard = self.shard.unwatched(gap)
         if abs(jump) > _JUMP_S:
             self._log.warning("the clock was set", by_s=round(jump, 1))
             self._offset += jump

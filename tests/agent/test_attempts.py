@@ -6,8 +6,6 @@ import subprocess
 import sys
 from pathlib import Path
 
-import pytest
-
 from llmgw.agent import records
 from llmgw.agent.attempts import Rules, prune, retire, summarize
 from llmgw.agent.records import Record
@@ -78,29 +76,39 @@ RETIRE = """
 import os, sys
 from pathlib import Path
 from llmgw.agent import attempts
-left = int(sys.argv[2])
+
+left = 0
 def audit(event, args):
     global left
     if event in ("os.remove", "os.rename", "os.mkdir", "shutil.rmtree"):
         left -= 1
         if left == 0:
             os._exit(9)
-sys.addaudithook(audit)
-attempts.retire(Path(sys.argv[1]) / "shards/m-1.0-g1", Path(sys.argv[1]) / "logs")
+
+for name in sys.argv[2:]:
+    if (child := os.fork()) == 0:
+        left = int(name)
+        sys.addaudithook(audit)
+        attempts.retire(Path(sys.argv[1]) / name / "shards/m-1.0-g1", Path(sys.argv[1]) / name / "logs")
+        os._exit(0)
+    print(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))
 """
 
 
 def test_a_move_that_is_cut_off_anywhere_is_finished(tmp_path: Path) -> None:
     environment = {**os.environ, "PYTHONPATH": str(Path(__file__).resolve().parents[2])}
-    for n in range(1, 12):
-        place = tmp_path / str(n)
-        folder = ended(place, "m-1.0", 1)
-        done = subprocess.run([sys.executable, "-c", RETIRE, str(place), str(n)], env=environment, check=False)
+    points = [str(n) for n in range(1, 12)]
+    folders = [ended(tmp_path / n, "m-1.0", 1) for n in points]
+    done = subprocess.run(
+        [sys.executable, "-c", RETIRE, str(tmp_path), *points], env=environment, check=True, capture_output=True
+    )
+    codes = [int(code) for code in done.stdout.split()]
+    assert len(codes) == len(points)
+    assert codes.count(9) >= 3
+    assert codes[-1] == 0, "it never came through"
+    for n, folder in zip(points, folders, strict=True):
         if folder.exists():
             assert (folder / "engine.log").read_text() == "boom\n"
-            assert retire(folder, place / "logs")
-        assert (place / "logs/m-1.0-g1/engine.log").read_text() == "boom\n"
-        assert not list(place.rglob("record.json"))
-        if done.returncode == 0:
-            return
-    pytest.fail("it never came through")
+            assert retire(folder, tmp_path / n / "logs")
+        assert (tmp_path / n / "logs/m-1.0-g1/engine.log").read_text() == "boom\n"
+        assert not list((tmp_path / n).rglob("record.json"))

@@ -1,11 +1,10 @@
-"""Real shims and fake engines: started, watched, stopped, adopted, and never mistaken for anybody else's."""
+"""Real shims and fake engines: started, watched, stopped; and the helpers of the other tests of agents."""
 
 from __future__ import annotations
 
 import json
 import os
 import signal
-import subprocess
 import sys
 import time
 from collections.abc import AsyncIterator, Callable
@@ -19,11 +18,10 @@ from attrs import evolve
 
 from llmgw.agent import logs, process, records
 from llmgw.agent.shards import Shards
-from llmgw.agent.stop import stop_engines
 from llmgw.agent.supervisor import Supervisor
 from llmgw.cli.demo_files import fakes_dir, free_ports
 from llmgw.errors import OperatorError
-from llmgw.hardware.inventory import AdapterKind, Device, Fabric, FabricPort, Fault, Host, Inventory, MigInstance
+from llmgw.hardware.inventory import Device, Host, Inventory, MigInstance
 from llmgw.link.messages import StartShard
 from llmgw.scheduler.state import Exit, ShardReport, ShardState
 from llmgw.settings.catalog import EngineKind, Limits, Profile
@@ -123,6 +121,12 @@ def processes(place: Path) -> set[int]:
             if entry.name.isdigit() and (entry / "cwd").readlink().is_relative_to(place) and alive(int(entry.name)):
                 found.add(int(entry.name))
     return found
+
+
+def shim_of(folder: Path) -> int:
+    pids = records.pids(folder / "shards/m-1.0-g1")
+    assert pids is not None
+    return pids.shim
 
 
 def within_5_s(done: Callable[[], bool]) -> bool:
@@ -273,141 +277,6 @@ async def test_shared_memory_goes_with_its_engine(folder: Path, how: str) -> Non
         assert not held.exists()
 
 
-async def test_an_agent_that_stops_leaves_its_engine_and_the_next_one_adopts_it(folder: Path) -> None:
-    settings = config(folder)
-    async with running(settings) as node:
-        await node.shards.start(start(), INVENTORY)
-        before = await node.until(S.READY)
-        began = trio.current_time()
-    assert trio.current_time() - began < 1
-    assert alive(before.pid)
-    async with running(settings) as node:
-        after = node.get().report()
-        assert (after.state, after.pid, after.endpoint) == (S.READY, before.pid, before.endpoint), "ready at once"
-        assert after.api_key == before.api_key
-        node.get().stop("enough", 1)
-        stopped = await node.until(S.STOPPED)
-        assert stopped.exit is not None
-        assert stopped.exit.code == 0, "the shim knows how an adopted engine ended"
-
-
-def shim_of(folder: Path) -> int:
-    pids = records.pids(folder / "shards/m-1.0-g1")
-    assert pids is not None
-    return pids.shim
-
-
-async def test_an_engine_whose_shim_is_killed_goes_on_and_is_stopped_all_the_same(folder: Path) -> None:
-    settings = config(folder)
-    async with running(settings) as node:
-        await node.shards.start(start(workers=1), INVENTORY)
-        pid = (await node.until(S.READY)).pid
-        assert pid is not None
-        worker = int(Path(f"/proc/{pid}/task/{pid}/children").read_text().split()[0])
-        os.kill(shim_of(folder), signal.SIGKILL)
-        with trio.move_on_after(0.8):  # its exit is looked for for half a second
-            await node.get().done.wait()
-        assert (node.get().shard.state, alive(pid)) == (S.READY, True)
-    async with running(settings) as node:
-        assert node.get().report().pid == pid, "adopted without a shim"
-        node.get().stop("enough", 1)
-        stopped = await node.until(S.STOPPED)
-        assert str(stopped.exit) == "exit code unknown"
-        assert within_5_s(lambda: not alive(pid) and not alive(worker))
-
-
-async def test_engines_without_agent_and_shim_can_be_stopped_too(folder: Path) -> None:
-    async with running(config(folder)) as node:
-        await node.shards.start(start(), INVENTORY)
-        pid = (await node.until(S.READY)).pid
-        os.kill(shim_of(folder), signal.SIGKILL)
-    assert alive(pid)
-    assert stop_engines(folder, 2.0) == ("m-1.0-g1",)
-    assert not alive(pid)
-
-
-async def test_one_that_is_being_ended_is_not_ready_again_for_the_next_agent(folder: Path) -> None:
-    settings = config(folder)
-    async with running(settings) as node:
-        await node.shards.start(start(ignore_sigterm=True), INVENTORY)
-        pid = (await node.until(S.READY)).pid
-        node.get().stop("enough", 60)
-        with trio.fail_after(5):
-            while records.read(folder / "shards/m-1.0-g1").state is not S.STOPPING:
-                await trio.sleep(0.01)
-    async with running(settings) as node:
-        said = node.get().report()
-        assert (said.state, said.pid, said.endpoint) == (S.STOPPING, pid, None), "it answers, and is not to be asked"
-        stopped = await node.until(S.STOPPED)
-        assert stopped.reason == "adopted while it was being ended; it did not end by SIGTERM, killed by signal 9"
-
-
-@pytest.mark.parametrize("lives", [True, False], ids=["adopted", "ended meanwhile"])
-async def test_an_engine_that_was_ended_for_a_reason_keeps_it_though_its_agent_dies(folder: Path, lives: bool) -> None:
-    settings = config(folder)
-    place = folder / "shards/m-1.0-g1"
-    async with running(settings) as node:
-        command = start(load_s=0.2, hang_loading=True)
-        limits = evolve(command.profile.limits, load_s=0.3, stop_s=60)
-        await node.shards.start(evolve(command, profile=evolve(command.profile, limits=limits)), INVENTORY)
-        pid = (await node.until(S.STOPPING)).pid
-        with trio.fail_after(5):
-            while records.read(place).state is not S.STOPPING:
-                await trio.sleep(0.01)
-    assert pid is not None
-    if not lives:
-        os.kill(pid, signal.SIGKILL)
-        assert within_5_s(lambda: records.end(place) is not None)
-    for _ in range(2):  # the second agent finds it failed
-        async with running(settings) as node:
-            if not node.get().shard.state.ended:
-                assert node.get().report().reason.startswith("stood still for 0.3 s at: ")
-                os.kill(pid, signal.SIGKILL)
-            failed = await node.until_ended()
-            assert failed.state is S.FAILED, "a stop that nobody asked for"
-            assert failed.reason.startswith("stood still for 0.3 s at: ")
-            assert failed.exit == Exit(None, 9)
-            await node.get().settled.wait()
-
-
-async def test_a_shim_that_has_not_spoken_yet_is_waited_for(folder: Path) -> None:
-    """The last agent died while the shim was starting: it holds its folder, and says who it is a moment later."""
-    settings = config(folder)
-    place = folder / "shards/m-1.0-g1"
-    async with running(settings) as node:
-        await node.shards.start(start(), INVENTORY)
-        pid = (await node.until(S.READY)).pid
-    said = (place / "shim.json").read_bytes()
-    (place / "shim.json").unlink()
-    async with running(settings) as node:
-        with trio.move_on_after(0.3):
-            await node.get().done.wait()
-        assert (node.get().shard.state.ended, node.get().pid) == (False, None)
-        node.get().stop("enough", 60)
-        (place / "shim.json").write_bytes(said)
-        stopped = await node.until_ended()
-        assert (stopped.state, stopped.exit, alive(pid)) == (S.STOPPED, Exit(0), False), "it was told then"
-    assert pid in [report.pid for report in node.said]
-
-
-async def test_a_shim_of_an_earlier_launch_never_starts_in_a_folder_that_is_used_again(folder: Path) -> None:
-    async with running(config(folder)) as node:
-        await node.shards.start(start(), INVENTORY)
-        await node.until(S.READY)
-        node.get().stop("enough", 1)
-        await node.until_ended()
-    place = folder / "shards/m-1.0-g1"
-    for launch, started in (("an earlier one", False), (records.read(place).launch, True)):
-        mark = folder.parent / launch
-        with suppress(OperatorError):
-            env = {**os.environ, "LLMGW_LAUNCH": launch}
-            await process.spawn(place, ("/bin/sh", "-c", f"echo > '{mark}'"), env)
-        with trio.move_on_after(5 if started else 0):
-            while not mark.exists():
-                await trio.sleep(0.01)
-        assert mark.exists() is started
-
-
 async def test_a_launch_that_is_under_way_is_not_cut_off(folder: Path) -> None:
     """Its session may end at any moment: cut off in the middle, nobody would know whether there is an engine."""
     async with running(config(folder)) as node:
@@ -425,76 +294,6 @@ async def test_a_launch_that_is_under_way_is_not_cut_off(folder: Path) -> None:
     pids = records.pids(place)
     assert pids is not None
     assert alive(pids.engine)
-
-
-async def test_what_ended_without_an_agent_is_reported(folder: Path) -> None:
-    settings = config(folder)
-    async with running(settings) as node:
-        await node.shards.start(start(), INVENTORY)
-        pid = (await node.until(S.READY)).pid
-    assert pid is not None
-    os.kill(pid, signal.SIGKILL)
-    with trio.fail_after(5):
-        while records.end(folder / "shards/m-1.0-g1") is None:
-            await trio.sleep(0.01)
-    async with running(settings) as node:
-        (report,) = node.shards.reports()
-        assert report.state is S.FAILED
-        assert report.reason == "the engine ended without being asked while no agent ran: killed by signal 9"
-        assert report.log_tail
-
-
-async def test_a_pid_that_is_somebody_elses_now_is_never_signalled(folder: Path) -> None:
-    settings = config(folder)
-    async with running(settings) as node:
-        await node.shards.start(start(), INVENTORY)
-        await node.until(S.READY)
-        node.get().stop("x", 1)
-        await node.until(S.STOPPED)
-    place = folder / "shards/m-1.0-g1"
-    (place / "exit.json").unlink()
-    record = records.read(place)
-    records.write(place, evolve(record, state=S.READY))
-    stranger = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(60)"])
-    try:
-        started = process.start_time(stranger.pid)
-        assert started is not None
-        (place / "shim.json").write_text(
-            json.dumps(
-                {"shim": stranger.pid, "shim_start": started - 5, "engine": stranger.pid, "engine_start": started - 5}
-            )
-        )
-        async with running(settings) as node:
-            assert node.get().shard.state is S.FAILED
-            node.get().stop("x", 0)
-        stop_engines(folder, 0.0)
-        with pytest.raises(subprocess.TimeoutExpired):
-            stranger.wait(0.3)
-    finally:
-        stranger.kill()
-        stranger.wait()
-
-
-async def test_records_of_another_boot_and_records_that_are_none(folder: Path) -> None:
-    settings = config(folder)
-    async with running(settings) as node:
-        await node.shards.start(start(), INVENTORY)
-        await node.until(S.READY)
-        node.get().stop("x", 1)
-        await node.until(S.STOPPED)
-    place = folder / "shards/m-1.0-g1"
-    records.write(place, evolve(records.read(place), state=S.READY, boot_id="another"))
-    (place / "exit.json").unlink()
-    (folder / "shards/m-2.0-g1").mkdir()
-    (folder / "shards/m-2.0-g1/record.json").write_text("{")
-    (folder / "shards/m-3.0-g1").mkdir()
-    records.write(folder / "shards/m-3.0-g1", evolve(records.read(place), shard="m-3.0"))
-    async with running(settings) as node:
-        assert node.get().shard.reason == "the machine was restarted"
-        assert node.shards.find("m-2.0", 1) is None
-        assert (folder / "shards/m-2.0-g1/record.json").exists(), "what cannot be read is left alone"
-        assert node.shards.find("m-3.0", 1) is None
-        assert not (folder / "shards/m-3.0-g1").exists(), "what never came about is dropped"
 
 
 async def test_what_cannot_be_started_says_why(folder: Path) -> None:
@@ -515,70 +314,6 @@ async def test_what_cannot_be_started_says_why(folder: Path) -> None:
         with pytest.raises(OperatorError, match="stop it first"):
             await node.shards.forget("m-1.0", 1)
         await node.until(S.READY)
-
-
-FABRIC = Fabric("rack-1", AdapterKind.INFINIBAND, (FabricPort("mlx5_0", 1),))
-CONNECTED = evolve(INVENTORY, fabrics=(FABRIC,))
-
-
-def rank(number: int, meeting: Address | None = None, **engine: Any) -> StartShard:
-    """One rank of a replica over two nodes."""
-    command = start(f"m-1.{number}", devices=(number,), **engine)
-    profile = evolve(command.profile, nodes=2, tp=2)
-    return evolve(command, replica="m-1", rank=number, profile=profile, fabric="rack-1", rendezvous=meeting,
-                  addresses=("127.0.0.1", "127.0.0.1"))  # fmt: skip
-
-
-async def test_ranks_meet_where_rank_0_says_and_each_knows_when_it_has_loaded(folder: Path) -> None:
-    async with running(config(folder)) as node:
-        await node.shards.start(rank(0, load_s=0.4), CONNECTED)
-        head = node.get().report()
-        assert head.rendezvous is not None
-        assert head.rendezvous.port != node.get().record.port
-        # Rank 0 loads once all have met, so it is ready no sooner than the other has joined.
-        await node.shards.start(rank(1, head.rendezvous), CONNECTED)
-        other = await node.until(S.READY, "m-1.1")
-        assert (other.reason, other.endpoint, other.rendezvous) == ("loaded, serves through rank 0", None, None)
-        environment = Path(f"/proc/{other.pid}/environ").read_bytes().split(b"\0")
-        assert {b"NCCL_IB_HCA==mlx5_0:1", b"NCCL_SOCKET_IFNAME==lo", b"GLOO_SOCKET_IFNAME=lo"} <= set(environment)
-        assert not any(entry.startswith((b"NCCL_IB_DISABLE=", b"NCCL_IB_GID_INDEX=")) for entry in environment)
-        ready = await node.until(S.READY)
-        assert ready.endpoint is not None
-        # As a real one does, the other rank stays when rank 0 is gone: only a stop ends it.
-        assert ready.pid is not None
-        os.killpg(ready.pid, signal.SIGKILL)
-        head_ended = await node.until_ended()
-        assert head_ended.ended is not None
-        assert head_ended.ended <= head_ended.since
-        assert node.get("m-1.1").shard.state is S.READY
-        node.get("m-1.1").stop("rank 0 ended", 1.0)
-        assert (await node.until(S.STOPPED, "m-1.1")).reason == "rank 0 ended; exit code 0"
-
-
-async def test_an_adopted_rank_knows_that_it_had_loaded(folder: Path) -> None:
-    async with running(config(folder)) as node:
-        await node.shards.start(rank(0, load_s=1.0), CONNECTED)
-        await node.shards.start(rank(1, node.get().report().rendezvous, load_s=1.0), CONNECTED)
-        await node.until(S.LOADING, "m-1.1")
-        pid = node.get("m-1.1").pid
-    async with running(config(folder)) as node:
-        other = await node.until(S.READY, "m-1.1")
-        assert other.pid == pid
-        assert node.get().report().rendezvous is not None
-        await node.until(S.READY)
-
-
-async def test_a_rank_is_refused_where_its_fabric_is_not(folder: Path) -> None:
-    async with running(config(folder)) as node:
-        with pytest.raises(OperatorError, match="fabric rack-1: is not declared on n1"):
-            await node.shards.start(rank(0), INVENTORY)
-        down = evolve(FABRIC, faults=(Fault("port-down", "mlx5_1 port 1 is down", "plug it in"),))
-        with pytest.raises(OperatorError, match="mlx5_1 port 1 is down"):
-            await node.shards.start(rank(0), evolve(INVENTORY, fabrics=(down,)))
-    elsewhere = evolve(config(folder), address="192.0.2.77", port_first=1, port_last=1)
-    async with running(elsewhere) as node:
-        with pytest.raises(OperatorError, match=r"none is free on 192\.0\.2\.77"):
-            await node.shards.start(rank(0), CONNECTED)
 
 
 PARENT = """
@@ -741,11 +476,16 @@ async def test_an_engine_that_hangs_while_it_answers_is_ended_and_said(folder: P
         assert S.STOPPING in node.states()
 
 
-async def test_a_clock_that_is_set_ends_nobody_s_time(folder: Path) -> None:
-    """By the network's time after a boot, or after a machine slept."""
-    ahead = 0.0
-    said: list[ShardReport] = []
-    shards = Shards(config(folder), said.append, lambda: time.time() + ahead)
+@pytest.mark.parametrize("how", ["the clock is set", "the agent stood still"])
+async def test_time_that_nobody_watched_ends_no_engine(folder: Path, how: str) -> None:
+    """The network's time came after a boot, or the machine slept; or the agent was stopped for a while."""
+    ahead, still = 0.0, how == "the agent stood still"
+    shards = Shards(
+        config(folder),
+        lambda _: None,
+        lambda: time.time() + ahead,
+        steady=lambda: time.monotonic() + (ahead if still else 0.0),
+    )
     async with trio.open_nursery() as nursery:
         await nursery.start(shards.run)
         await shards.start(start(start_s=3600), INVENTORY)
@@ -753,7 +493,7 @@ async def test_a_clock_that_is_set_ends_nobody_s_time(folder: Path) -> None:
         assert isinstance(known, Supervisor)
         deadline = known.shard.deadline
         assert deadline is not None
-        for ahead in (100_000.0, -100_000.0):
+        for ahead in (100_000.0, 300_000.0) if still else (100_000.0, -100_000.0):
             await until(lambda by=ahead: abs((known.shard.deadline or 0.0) - deadline - by) < 5)
             await trio.sleep(0.3)  # so long until the next look at its deadline
             assert known.shard.state is S.STARTING, known.shard

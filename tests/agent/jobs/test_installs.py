@@ -51,7 +51,7 @@ def wheel(folder: Path, version: str, code: int = 0) -> Path:
 
 @pytest.fixture
 def quick(tmp_path: Path) -> str:
-    """A Python whose ``-m venv`` takes this one's pip over: to put a fresh one in takes seconds."""
+    """A Python whose ``-m venv`` takes this one's pip over: to put a fresh one in takes seconds (tests.e2e.test_jobs does)."""
     place = f"lib/python{sys.version_info.major}.{sys.version_info.minor}/site-packages/pip.pth"
     program = tmp_path / "quick"
     program.write_text(
@@ -74,7 +74,7 @@ async def test_installed_verified_switched_and_listed(tmp_path: Path, quick: str
     changed: list[None] = []
     works = NodeWorks(settings, installs, lambda: changed.append(None))
     async with running(tmp_path, works) as jobs:
-        await jobs.start(JobSpec("j1", install=from_wheels(tmp_path / "w", "1.0")))
+        await jobs.start(JobSpec("j1", install=from_wheels(tmp_path / "w", "1.0", quick)))
         report = await end(jobs)
         assert (report.state, report.reason) == (JobState.DONE, "done"), (tmp_path / "jobs/j1/log.txt").read_text()
         assert report.result == {"path": str(tmp_path / "installs/vllm/vllm-1.0"), "version": "1.0"}
