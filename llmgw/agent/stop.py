@@ -10,6 +10,7 @@ from pathlib import Path
 
 from llmgw.agent import proctree, records
 from llmgw.agent.process import Grip, Handle, astray, start_time
+from llmgw.agent.records import Record
 from llmgw.agent.tracking import kill_left
 from llmgw.errors import OperatorError
 from llmgw.store.folder import held
@@ -58,12 +59,17 @@ def _sweep(shards: Path) -> tuple[str, ...]:
             record = records.read(folder)
         except OperatorError:
             continue
-        find = partial(proctree.members, record.launch, cgroup=record.cgroup_path)
-        if left := find():
+        if not _nothing_left(record):
             swept.append(folder.name)
-            kill_left(record, left)
-            _wait(lambda find=find: not find(), _KILL_S)  # type: ignore[misc]
+            _wait(partial(_nothing_left, record), _KILL_S)
     return tuple(swept)
+
+
+def _nothing_left(record: Record) -> bool:
+    """Whether nothing of a launch lives. What does is killed, again at each look: it may have forked meanwhile."""
+    left = proctree.members(record.launch, cgroup=record.cgroup_path)
+    kill_left(record, left)
+    return not left
 
 
 def _astray(shards: Path) -> tuple[str, ...]:
