@@ -6,7 +6,7 @@ import os
 import secrets
 import shutil
 import socket
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Collection, Iterable
 from pathlib import Path
 
 import trio
@@ -18,7 +18,7 @@ from llmgw.agent.records import Record
 from llmgw.discovery.host import boot_id
 from llmgw.discovery.interfaces import interface_of
 from llmgw.engines.base import Launch, ShardSpec
-from llmgw.engines.registry import build
+from llmgw.engines.registry import build, ports_of
 from llmgw.errors import OperatorError
 from llmgw.hardware.inventory import Device, Fabric, Inventory
 from llmgw.link.messages import StartShard
@@ -82,14 +82,15 @@ class Launches:
         if source is not None and not allowed(source, command.weights.sources):
             raise OperatorError(str(source), "is not in weights.sources of the settings", "add it there")
         local = None if source is None else await self._local(source)
-        port = self._port()
+        port = self._port(lambda port: ports_of(command.profile, port, None))
         fabric, interface = None, ""
         if command.profile.nodes > 1:
             fabric = _fabric(command.fabric, inventory, config.id)
             interface = await self._interface()
         rendezvous = command.rendezvous
         if command.profile.nodes > 1 and command.rank == 0:
-            rendezvous = Address(config.address, self._port(besides=port))
+            meets = self._port(lambda meeting: ports_of(command.profile, port, meeting) - {port}, besides=port)
+            rendezvous = Address(config.address, meets)
         spec = ShardSpec(
             model=command.model,
             profile=command.profile,
@@ -187,26 +188,32 @@ class Launches:
             )
         return found
 
-    def _port(self, besides: int | None = None) -> int:
-        """A port that no shard of ours has and that can be bound right now."""
-        taken = {record.port for record in self._taken()} | {besides}
-        taken |= {record.rendezvous.port for record in self._taken() if record.rendezvous is not None}
-        family = socket.AF_INET6 if ":" in self._config.address else socket.AF_INET
+    def _port(self, needs: Callable[[int], Collection[int]], besides: int | None = None) -> int:
+        """A port with which everything that it ``needs`` is no shard's of ours, and can be bound right now."""
+        taken = {besides}
+        for record in self._taken():
+            meeting = None if record.rendezvous is None else record.rendezvous.port
+            taken |= ports_of(record.profile, record.port, meeting)
         for port in range(self._config.port_first, self._config.port_last + 1):
-            if port in taken:
-                continue
-            try:
-                with socket.socket(family, socket.SOCK_STREAM) as trial:
-                    trial.bind((self._config.address, port))
-            except OSError as failed:
-                proctree.must_be_seen(failed)
-                continue
-            return port
+            if port not in taken and taken.isdisjoint(needed := needs(port)) and all(map(self._is_free, needed)):
+                return port
         raise OperatorError(
             f"ports {self._config.port_first}-{self._config.port_last}",
             f"none is free on {self._config.address}",
             "widen `ports` in agent.yaml, and check that `address` is this node's",
         )
+
+    def _is_free(self, port: int) -> bool:
+        family = socket.AF_INET6 if ":" in self._config.address else socket.AF_INET
+        try:
+            with socket.socket(family, socket.SOCK_STREAM) as trial:
+                trial.bind((self._config.address, port))
+        except OverflowError:
+            return False  # beyond the last port there is
+        except OSError as failed:
+            proctree.must_be_seen(failed)
+            return False
+        return True
 
 
 async def launch(folder: Path, prepared: Prepared) -> None:

@@ -8,7 +8,7 @@ from llmgw.engines import llamacpp, sglang, vllm
 from llmgw.engines.base import Launch, ShardSpec
 from llmgw.engines.checks import require
 from llmgw.errors import OperatorError
-from llmgw.settings.catalog import EngineKind
+from llmgw.settings.catalog import EngineKind, Profile
 from llmgw.settings.engine_flags import argument_faults
 
 _ADAPTERS: Mapping[EngineKind, Callable[[ShardSpec], Launch]] = {
@@ -32,6 +32,12 @@ def build(spec: ShardSpec) -> Launch:
         what = f"profile {spec.profile.name} of {spec.model}"
         raise OperatorError(what, "; ".join(problem for _, problem, _ in faults), remedies)
     return launch
+
+
+def ports_of(profile: Profile, port: int, rendezvous: int | None) -> frozenset[int]:
+    """Every port that an engine will surely take on its node; ``rendezvous`` where it is rank 0 of several nodes."""
+    inner = sglang.inner_ports(profile, port, rendezvous) if profile.engine is EngineKind.SGLANG else ()
+    return frozenset((port, *inner, *(() if rendezvous is None else (rendezvous,))))
 
 
 def arguments_of(spec: ShardSpec, launch: Launch) -> tuple[str, ...]:

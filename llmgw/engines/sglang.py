@@ -6,13 +6,27 @@ from collections.abc import Iterator
 
 from llmgw.engines.base import Launch, ShardSpec, rank_env
 from llmgw.engines.weights import adapter_path
-from llmgw.settings.catalog import EngineKind, Task
+from llmgw.settings.catalog import EngineKind, Profile, Task
 from llmgw.settings.engine_flags import surely_has
 
 _PROBE_S = 25.0
 """SGLang's /health generates a token and may take 20 s before it says 503."""
 
 _KEY_FILE = "sglang.yaml"
+
+_PORTS_ABOVE = 233
+_PORTS_BESIDE_GROUPS = 8
+
+
+def inner_ports(profile: Profile, port: int, rendezvous: int | None) -> range:
+    """The ports that its processes meet on when the attention runs in groups; they cannot be told otherwise.
+
+    From 233 above its own on one node, from the one behind the rendezvous over several (``PortArgs.init_new``).
+    """
+    if profile.dp == 1 or not profile.expert_parallel:
+        return range(0)
+    first = port + _PORTS_ABOVE if rendezvous is None else rendezvous + 1
+    return range(first, first + _PORTS_BESIDE_GROUPS + profile.dp)
 
 
 def launch(spec: ShardSpec) -> Launch:
