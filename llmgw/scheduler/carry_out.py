@@ -28,9 +28,15 @@ def _finish_superseded(pass_: Working) -> None:
         new = pass_.rows.get(row.superseded_by)
         if new is None or new.goal is not Goal.RUN:
             # Its replacement is going away itself: this row counts again.
-            pass_.rows[row.id] = evolve(row, superseded_by=None)
-        elif pass_.ready(new) and not pass_.lost(row):
+            pass_.put(evolve(row, superseded_by=None))
+        elif pass_.ready(new) and _can_be_told(pass_, row):
             pass_.retire(row, f"{new.id} replaces it and is ready")
+
+
+def _can_be_told(pass_: Working, row: Replica) -> bool:
+    """Whether every node of it is there, or one at least when the others are lost."""
+    there = [pass_.connected(s.node) for s in row.shards]
+    return any(there) if pass_.lost(row) else all(there)
 
 
 def _command(pass_: Working, row: Replica) -> None:
@@ -42,15 +48,10 @@ def _command(pass_: Working, row: Replica) -> None:
     for shard in row.shards:
         report = pass_.state.report(shard, row.generation)
         if row.goal is Goal.RUN:
-            if report is None and _connected(pass_, shard.node):
+            if report is None and all(pass_.connected(s.node) for s in row.shards):
                 _start(pass_, row, shard)
-        elif report is not None and report.state is ShardState.READY and _connected(pass_, shard.node):
+        elif report is not None and report.state is ShardState.READY and pass_.connected(shard.node):
             pass_.commands.append(DrainCommand(shard.node, shard.shard, row.generation, row.reason))
-
-
-def _connected(pass_: Working, name: str) -> bool:
-    node = pass_.state.node(name)
-    return node is not None and node.state is NodeState.CONNECTED
 
 
 def _start(pass_: Working, row: Replica, shard: Assignment) -> None:
@@ -100,7 +101,7 @@ def _drain(pass_: Working, row: Replica) -> Replica:
         pass_.wake.append(end if settled else min(end, row.since + DRAIN_SETTLE_S))
         return row
     stopped = evolve(row, goal=Goal.STOP, since=pass_.now)
-    pass_.rows[row.id] = stopped
+    pass_.put(stopped)
     pass_.say(DecisionKind.STOP, row, f"{row.reason}; {why}")
     return stopped
 
@@ -130,17 +131,19 @@ def _stop(pass_: Working, row: Replica) -> None:
         return
     # It gave its devices up for another profile, and waits for a place of that one.
     back = bool(row.rejected)
-    pass_.rows[row.id] = evolve(
-        row,
-        profile=row.other,
-        other=None if back else row.profile,
-        shards=(),
-        goal=Goal.RUN,
-        superseded_by=None,
-        fabric=None,
-        failures=0,
-        not_before=0.0,
-        since=pass_.now,
+    pass_.put(
+        evolve(
+            row,
+            profile=row.other,
+            other=None if back else row.profile,
+            shards=(),
+            goal=Goal.RUN,
+            superseded_by=None,
+            fabric=None,
+            failures=0,
+            not_before=0.0,
+            since=pass_.now,
+        )
     )
 
 

@@ -123,6 +123,9 @@ def _wanted(rules: Scaling, demand: Demand, number: int, now: float) -> tuple[in
     if demand.waiting > 0 and demand.kv_usage is not None and demand.kv_usage >= KV_FULL:
         up = max(up, number + 1)
     down = math.ceil(demand.requests / (rules.target * SLACK))
+    if demand.kv_usage is not None and demand.requests:
+        # What long requests hold has to fit into fewer as well: else one more would be asked for at once.
+        down = max(down, math.ceil(number * demand.kv_usage / (KV_FULL * SLACK)))
     want = up if up > number else down if down < number and demand.waiting == 0 else number
     bound = min(max(want, least), rules.max)
     if bound != want:

@@ -41,6 +41,21 @@ def test_those_who_are_gone_for_good_do_not_count_and_later_ones_count_anew() ->
     assert again.nodes == ("e", "f", "g")
 
 
+def test_those_who_were_silent_before_are_no_part_of_what_the_others_are_a_share_of() -> None:
+    """Ten nodes, five of them switched off one by one long ago: three of five that fall silent are many."""
+    off = [at(f"o{n}", 10_000 + 1000 * n) for n in range(5)]
+    here = [at(f"c{n}", 1, NodeState.CONNECTED) for n in range(2)]
+    found = brake([*off, *here, at("a", 90), at("b", 90), at("c", 80)], LIVENESS, 0.0)
+    assert found is not None
+    assert (found.nodes, found.of) == (("a", "b", "c"), 5)
+    more = [at(f"d{n}", 1, NodeState.CONNECTED) for n in range(4)]
+    assert brake([*off, *here, *more, at("a", 90), at("b", 90), at("c", 80)], LIVENESS, 0.0) is None
+    then = [at(name, 90) for name in "xyz"]
+    later = brake([*off, *here, *more[:3], *(at(name, 190) for name in "abc"), *then], LIVENESS, 0.0)
+    assert later is not None, "three of eleven were few, three of the eight that were left are not"
+    assert (later.nodes, later.of) == (("x", "y", "z"), 8)
+
+
 def away(released: float = 0.0) -> tuple[ClusterState, tuple[Replica, ...]]:
     """A replica on each of three nodes that fell silent together, and a fourth that would have room for all."""
     of = model(replicas=3)

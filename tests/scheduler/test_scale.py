@@ -114,6 +114,25 @@ def test_a_steady_load_comes_to_rest(running: int, start: int, minutes: int) -> 
     assert scale(RULES, Demand(running, asked=now), found, now + 5)[0].number == found.number
 
 
+@given(st.integers(1, 6), st.floats(0.05, 5.9), st.integers(1, 30))
+def test_what_long_requests_hold_is_no_reason_to_come_and_go(start: int, held: float, running: int) -> None:
+    """``held`` replicas' worth of KV cache is in use however many there are; with a full one requests wait."""
+    now, found, changes = 1000.0, at(start, 1000.0), []
+    for _ in range(400):
+        now += 60.0
+        full = held / found.number >= 1.0
+        load = Demand(running, 1 if full else 0, min(1.0, held / found.number), asked=now)
+        before, (found, _) = found, scale(RULES, load, found, now)
+        changes += [found.number > before.number] if found.number != before.number else []
+    assert len(set(changes)) <= 1, "up and down again"
+
+
+def test_no_request_holds_no_cache() -> None:
+    """llama.cpp keeps what it computed, and says so, when nobody asks for it any more."""
+    kept = Demand(kv_usage=1.0)
+    assert after(RULES, at(3), (1000, kept), (1300, kept)).number == 1
+
+
 def test_decide_follows_the_load_and_says_so() -> None:
     of = evolve(model(), scaling=ZERO)
     state = ClusterState("c", (of,), (node("n1", tuple(device(n) for n in range(4))),), (), 1)
