@@ -116,7 +116,7 @@ def _wanted(rules: Scaling, demand: Demand, number: int, now: float) -> tuple[in
         idle = now - demand.asked
         if demand.requests == 0 and idle >= rules.idle_s:
             return 0, f"no request for {idle:.0f} s"
-        if number == 0 and demand.requests == 0:
+        if number == 0 and demand.waiting == 0:  # what runs yet runs in an engine that is drained
             return 0, "no request waits"
         least = 1
     up = math.ceil(demand.requests / rules.target)
