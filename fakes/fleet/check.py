@@ -9,7 +9,7 @@ from attrs import evolve
 from llmgw.hardware.delta import without_load
 from llmgw.hardware.inventory import Device
 from llmgw.scheduler.decide import decide
-from llmgw.scheduler.scale import KV_FULL, SLACK
+from llmgw.scheduler.scale import SLACK
 from llmgw.scheduler.state import Goal, NodeState
 from llmgw.settings.catalog import Model, Profile, Scaling
 from llmgw.settings.document import NodeRules
@@ -17,7 +17,6 @@ from llmgw.settings.document import NodeRules
 from .engines import Phase
 from .node import Node
 from .plane import Plane
-from .traffic import SLOTS
 from .world import World
 
 _NO_RULES = NodeRules()
@@ -142,9 +141,10 @@ def _scaled(world: World, plane: Plane, model: Model, rules: Scaling) -> str:
         return f"{model.name} has no number by its load"
     level = world.traffic.levels.get(model.name, 0)
     least = min(max(rules.min, math.ceil(level / rules.target)), rules.max)
-    # Engines that are full, with requests waiting in them, ask for one more.
-    full = math.ceil(level / (rules.target * SLOTS * KV_FULL * SLACK)) + 1
-    most = min(max(least, math.ceil(level / (rules.target * SLACK)), full if level else 0), rules.max)
+    most = max(least, min(math.ceil(level / (rules.target * SLACK)), rules.max))
+    demand = plane.cluster.state(world.clock()).demands.get(model.name)
+    if demand is not None and demand.waiting:
+        most = rules.max  # as long as anybody waits nothing is given up
     if not least <= found.number <= most:
         return f"{model.name} shall have {found.number} for {level} requests, not {least} to {most}: {found.reason}"
     return ""

@@ -170,7 +170,7 @@ def fabric_of(model: Model, pool: Pool, name: str, here: Mapping[str, int], flee
     groups = {rails: ranking for rails, ranking in pool.rails[name].items() if len(ranking)}
     # The smallest group that is big enough, so that large fabrics stay whole.
     for rails, ranking in sorted(groups.items(), key=lambda g: (len(g[1]), g[0].label, -g[0].ports, g[0].kind)):
-        chosen = tuple(itertools.islice(_room(model, ranking, here), count)) if len(ranking) >= count else ()
+        chosen = tuple(itertools.islice(_room(model, ranking, here), count))
         if len(chosen) == count:
             return Chosen(tuple(sorted(chosen)), rails.label, len(ranking))
     there = [

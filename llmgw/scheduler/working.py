@@ -88,7 +88,7 @@ class Working:
 
     def gone(self, row: Replica) -> bool:
         """Whether it would count if its node were there."""
-        return row.goal is Goal.RUN and row.superseded_by is None and bool(row.shards) and self.lost(row)
+        return row.goal is Goal.RUN and row.superseded_by is None and self.lost(row)
 
     def ready(self, row: Replica) -> bool:
         """Rank 0 lists the model, which it cannot before all others have joined it, and none of them is going."""

@@ -56,6 +56,21 @@ def test_those_who_were_silent_before_are_no_part_of_what_the_others_are_a_share
     assert (later.nodes, later.of) == (("x", "y", "z"), 8)
 
 
+def test_of_several_times_the_worst_is_told_and_not_every_name() -> None:
+    first = [at(f"a{n}", 500) for n in range(7)]
+    later = [at(name, 90) for name in "xyz"]
+    found = brake([*first, *later, at("c", 1, NodeState.CONNECTED)], LIVENESS, 0.0)
+    assert found is not None
+    assert found.nodes == tuple(f"a{n}" for n in range(7))
+    assert "7 of 11 nodes fell silent together (a0, a1, a2, a3, a4 and 2 more), so" in found.reason
+    five = brake(first[:5], LIVENESS, 0.0)
+    assert five is not None
+    assert "(a0, a1, a2, a3, a4), so" in five.reason
+    third = brake([at("c", 1, NodeState.CONNECTED), *first[:3], *(at(f"e{n}", 300) for n in range(3))], LIVENESS, 0.0)
+    assert third is not None
+    assert third.nodes == ("a0", "a1", "a2"), "the first of equals"
+
+
 def away(released: float = 0.0) -> tuple[ClusterState, tuple[Replica, ...]]:
     """A replica on each of three nodes that fell silent together, and a fourth that would have room for all."""
     of = model(replicas=3)

@@ -85,6 +85,39 @@ def test_spread_and_per_node() -> None:
     assert full.candidates[0].refusals[0].reason == "a has 1 of m, placement.per_node allows 1"
 
 
+def test_of_nodes_that_are_alike_the_one_with_fewer_of_the_model_is_taken() -> None:
+    nodes = (node("a", eight("a")), node("b", eight("b")), node("c", eight("c")))
+    found = place(model(), Fleet(nodes, {}), {"a": 1, "b": 3, "c": 2}, {}, {})
+    assert isinstance(found, Placement)
+    assert found.parts[0].node == "a"
+
+
+def test_what_turned_a_node_down_is_what_does_so_now() -> None:
+    pairs = node("a", tuple(device(n) for n in range(4)), domains=((0, 1), (2, 3)))
+    fleet = Fleet((pairs, node("b", eight("b"))), {"a": {0: "x", 2: "x"}})
+    of = model("m", 1, profile(gpus=2))
+    said = []
+    for taken in ((), (1,)):
+        fleet.take("a", taken, "y")
+        found = place(of, fleet, {}, {}, {})
+        assert isinstance(found, Placement)
+        said.append(found.against)
+    assert said[0].startswith("other nodes could not (1 by nvlink, such as a: 2 devices of one NVLink domain needed")
+    assert said[1] == (
+        "other nodes could not (1 by devices, such as a: 1 of 2 devices short: gpu-0 runs x, gpu-1 runs y, gpu-2 runs x)"
+    )
+
+
+def test_a_node_is_asked_for_the_classes_that_it_has() -> None:
+    either = model("m", 1, profile(classes=("h100-80g", "l40s-45g")))
+    here = node("n1", (device(0, "l40s-45g", fault="fell off the bus"), device(1, "l40s-45g")))
+    found = put(either, (here,), {"n1": {1: "x"}})
+    assert isinstance(found, NoPlace)
+    (refusal,) = found.candidates[0].refusals
+    assert refusal.reason == "1 of 1 devices short: gpu-0 fell off the bus, gpu-1 runs x"
+    assert refusal.remedy == "wait for a device, lower the replicas of what runs there, or add a node"
+
+
 def test_labels_and_taints() -> None:
     nodes = (
         evolve(node("a"), labels={"zone": "east"}),

@@ -237,6 +237,15 @@ def test_no_rank_is_started_before_every_node_of_its_replica_is_there() -> None:
     assert [type(c) for c in decide(state, NOW).commands] == [StartCommand]
 
 
+def test_half_a_replica_waits_for_a_node_that_may_be_back() -> None:
+    state, old = wide_pair(NodeState.UNREACHABLE)
+    new = evolve(row(2, on="n3", of=state.models[0]), id="m-2")
+    nodes = (*state.nodes, evolve(cards("n3", 1), reports=(report(new, ShardState.READY),)))
+    old = evolve(old, superseded_by="m-2")
+    outcome = decide(evolve(state, nodes=nodes, replicas=(old, new)), NOW)
+    assert outcome.replicas == (old, new)
+
+
 def test_half_a_replica_makes_room_once_its_replacement_is_ready() -> None:
     state, old = wide_pair(NodeState.LOST)
     new = evolve(row(2, on="n3", of=state.models[0]), id="m-2")

@@ -36,6 +36,7 @@ def test_more_only_when_the_load_asked_for_it_long_enough_and_not_soon_after_a_c
     assert after(RULES, at(1), (1000, busy), (1014, busy)).number == 1
     assert after(RULES, at(1), (1000, busy), (1015, busy)).number == 3
     assert after(RULES, at(1), (1000, busy), (1010, Demand(5)), (1015, busy)).number == 1, "it was interrupted"
+    assert after(RULES, at(1), (1000, busy), (1010, Demand(5)), (1015, busy), (1029, busy)).number == 1
     cooling, due = scale(RULES, busy, at(1, changed=990), 1010)
     assert (cooling.number, due) == (1, 1050)
     assert cooling.reason.endswith("(cooldown_s after the last change)")
@@ -72,6 +73,9 @@ def test_zero_after_idle_time_and_back_at_once() -> None:
     assert (still.number, still.reason) == (0, "no request for 8000 s")
     back, _ = scale(ZERO, Demand(waiting=1, asked=9001), gone, 1901)
     assert (back.number, back.reason) == (1, "1 waiting, and no replica"), "no cooldown for who waits already"
+    long = Demand(running=1, asked=1000)
+    assert after(ZERO, at(1), (9000, long)).number == 1, "its one request takes longer than idle_s"
+    assert after(ZERO, gone, (1901, long)).number == 0, "what runs is in an engine that is drained"
 
 
 def test_settings_and_ignorance() -> None:

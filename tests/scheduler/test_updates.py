@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from llmgw.scheduler.decide import decide
 from llmgw.scheduler.explain import DecisionKind, Outcome
 from llmgw.scheduler.follow import ROLLBACK_AFTER
-from llmgw.scheduler.state import ClusterState, Goal, NodeState, Replica, ShardReport, ShardState
+from llmgw.scheduler.state import ClusterState, Exit, Goal, NodeState, Replica, ShardReport, ShardState
 from llmgw.settings.catalog import Model, Profile, Update
 from llmgw.settings.digest import profile_digest
 from tests.scheduler.clusters import NOW, cluster, device, model, node, profile, report, row
@@ -53,7 +53,7 @@ def test_no_more_than_one_is_away_however_long_engines_take(
     state = cluster((node("n1", tuple(device(n) for n in range(replicas + spare))),), (of,))
     state = obey(state, decide(state, NOW))
     state = evolve(state, models=(evolve(of, profiles=(NEW,)),))
-    least, ages = replicas, {r.id: takes for r in state.replicas}
+    least, ages, first = replicas, {r.id: takes for r in state.replicas}, {r.id for r in state.replicas}
     for step in range(12 * replicas * takes):
         outcome = decide(state, NOW + 2 * step)
         ages = {r.id: ages.get(r.id, -1) + 1 for r in outcome.replicas}
@@ -63,6 +63,7 @@ def test_no_more_than_one_is_away_however_long_engines_take(
         )
         least = min(least, serving(state))
     assert [r.profile for r in state.replicas] == [NEW] * replicas
+    assert first.isdisjoint(r.id for r in state.replicas), "a start of another profile is another replica"
     assert least >= replicas - 1
     if update is Update.SURGE and spare:
         assert least == replicas, "with room for both nobody notices"
@@ -76,6 +77,47 @@ def test_what_serves_nothing_is_replaced_first_and_even_while_another_does_not_s
                 reports=tuple(report(r, s) for r, s in zip(rows, said, strict=True)))  # fmt: skip
     outcome = decide(cluster((here,), (evolve(of, profiles=(NEW,)),), rows), NOW)
     assert [r.id for r in outcome.replicas if r.goal is not Goal.RUN] == ["m-1"]
+
+
+def test_nobody_is_drained_while_another_waits_for_a_place() -> None:
+    of = evolve(model("m", 2, NEW), update=Update.REPLACE)
+    waits = evolve(row(1, other=OLD), profile=NEW, shards=())
+    serves = row(2, devices=(1,))
+    here = node("n1", (device(0, used_mib=50_000), device(1)), reports=(report(serves, ShardState.READY),))
+    outcome = decide(cluster((here,), (of,), (waits, serves)), NOW)
+    assert outcome.replicas == (waits, serves)
+
+
+def test_what_is_on_its_way_out_is_not_replaced() -> None:
+    going = row(1, goal=Goal.DRAIN)
+    kept = evolve(row(2, devices=(1,)), profile=NEW)
+    reports = (report(going, ShardState.DRAINING), report(kept, ShardState.READY))
+    here = node("n1", tuple(device(n) for n in range(4)), reports=reports)
+    outcome = decide(cluster((here,), (model("m", 1, NEW),), (going, kept)), NOW)
+    assert outcome.replicas == (going, kept)
+    assert outcome.commands == (), "nor told again to drain"
+
+
+def test_what_gave_its_devices_up_has_none_and_no_past() -> None:
+    over = profile("wide", 1, nodes=2, tp=2)
+    of = evolve(model("m", 1, evolve(over, **EDIT)), update=Update.REPLACE)
+    going = row(1, goal=Goal.STOP, fabric="rack-1", failures=2, not_before=NOW + 9, superseded_by="m-9",
+                other=of.profiles[0])  # fmt: skip
+    going = evolve(going, profile=over)
+    ended = evolve(report(going, ShardState.STOPPED), exit=Exit(0))
+    another = evolve(ended, shard="m-7.0", replica="m-7", exit=Exit(7))
+    outcome = decide(cluster((node(reports=(ended, another)),), (of,), (going,)), NOW)
+    assert outcome.replicas == (
+        Replica("m-1", "m", of.profiles[0], (), Goal.RUN, "r", NOW, other=over),
+    )  # fmt: skip
+    assert [d.reason for d in outcome.decisions] == ["its engine has ended: exit code 0"]
+
+
+def test_who_is_replaced_by_what_waits_for_a_place_serves_on() -> None:
+    old = row(1, superseded_by="m-2")
+    waits = evolve(row(2, other=OLD), profile=NEW, shards=())
+    here = node("n1", (device(0),), reports=(report(old, ShardState.READY),))
+    assert decide(cluster((here,), (model("m", 1, NEW),), (old, waits)), NOW).replicas == (old, waits)
 
 
 def failing(state: ClusterState, who: Replica, now: float, *, final: bool = False) -> tuple[ClusterState, Outcome]:
