@@ -95,6 +95,7 @@ async def _faults(world: World) -> None:
 async def _settle(world: World) -> float:
     """Wait until all is as it is wanted; returns how long that took."""
     since = trio.current_time()
+    await trio.sleep(2 * world.tick_s)  # what engines say of their load is of the last heartbeat
     why = unmet(world)
     for _ in range(int(SETTLE_S / _LOOK_S)):
         if not why:

@@ -74,6 +74,29 @@ def test_what_will_be_taken_is_kept_while_who_has_it_may_still_have_it() -> None
     assert elsewhere.wake_at is None
 
 
+def test_of_those_who_may_have_theirs_yet_the_first_that_may_not_gives_way() -> None:
+    low = evolve(LOW, min_run_s=300)
+    rows = (row(1, devices=(0,), of=low, placed=NOW - 200), row(2, devices=(1,), of=low, placed=NOW - 100))
+    here = node(reports=tuple(report(r, ShardState.READY) for r in rows))
+    outcome = decide(cluster((here,), (low, HIGH), rows), NOW)
+    assert outcome.wake_at == NOW + 100
+    assert outcome.unplaced[0].reason.startswith("it takes the devices of low-1 once that had them for 300 s")
+
+
+def test_nobody_gives_way_where_there_are_as_many_of_the_model_as_may_be() -> None:
+    high = evolve(model("high", 2), priority=10, placement=PlacementRules(per_node=1))
+    rows = (row(1, devices=(0,), of=high), row(2, devices=(1,), of=LOW, placed=0.0))
+    here = node(reports=tuple(report(r, ShardState.READY) for r in rows))
+    outcome = decide(cluster((here,), (evolve(LOW, replicas=1), high), rows), NOW)
+    assert of_kind(outcome, DecisionKind.PREEMPT) == []
+
+
+def test_what_has_ended_holds_no_device() -> None:
+    other = report(row(7, of=model("other")), ShardState.FAILED, cluster="another")
+    outcome = decide(cluster((node(devices=(device(0),), reports=(other,)),), (model(),)), NOW)
+    assert of_kind(outcome, DecisionKind.PLACE) == [("place", "m-100")]
+
+
 def test_who_need_not_give_way_stays_and_of_equals_who_has_served_longest() -> None:
     """Any two of the four would do: two of the least important, the newest."""
     rows = (
@@ -139,6 +162,9 @@ def test_the_important_take_their_groups_quota_from_the_less_important() -> None
     state = run(cluster((cards("n1", 4),), (low,), quotas=QUOTA))
     outcome = decide(evolve(state, models=(low, high)), NOW)
     assert of_kind(outcome, DecisionKind.PREEMPT) == [("preempt", "low-101")]
+    apart = run(cluster((cards("n1", 2), cards("n2", 4)), (low,), quotas=QUOTA))
+    outcome = decide(evolve(apart, models=(low, MID, high)), NOW)
+    assert of_kind(outcome, DecisionKind.PREEMPT) == [("preempt", "low-101")], "wherever it is"
     other = evolve(HIGH, group="h")
     outcome = decide(evolve(state, models=(low, other), quotas={**QUOTA, "h": {"h100-80g": 0}}), NOW)
     assert of_kind(outcome, DecisionKind.PREEMPT) == [], "another group's quota is no help"
