@@ -100,6 +100,8 @@ class Plane:
 
     def _push(self, table: Table) -> None:
         self.tables = [table]
+        if self.world.traffic.waits:
+            self.world.traffic.count()
 
     def stop(self) -> None:
         """As SIGTERM does."""

@@ -95,13 +95,14 @@ async def _faults(world: World) -> None:
 async def _settle(world: World) -> float:
     """Wait until all is as it is wanted; returns how long that took."""
     since = trio.current_time()
-    await trio.sleep(2 * world.tick_s)  # what engines say of their load is of the last heartbeat
-    why = unmet(world)
     for _ in range(int(SETTLE_S / _LOOK_S)):
+        why = unmet(world)
+        if not why:
+            await trio.sleep(2 * world.tick_s)  # what engines say of their load is of the last heartbeat
+            why = unmet(world)
         if not why:
             break
         await trio.sleep(_LOOK_S)
-        why = unmet(world)
     if why:
         world.fail("observed converges to desired", why)
     world.trace.say("settled")

@@ -28,13 +28,17 @@ SLOTS = 4
 
 
 class Traffic:
-    """The router's counts. ``levels`` has how many requests at a time each model that follows its load is asked for."""
+    """The router's counts. ``levels`` has how many requests at a time each model that follows its load is asked for.
+
+    ``waits`` says that some of them are held: then a new routing table is looked at as it comes.
+    """
 
     def __init__(self, world: World) -> None:
         self._world = world
         self.levels: dict[str, int] = {m.name: 1 for m in world.plan.models if m.scaling is not None}
         self._asked: dict[str, int] = defaultdict(int)
         self._open: dict[str, int] = {}
+        self.waits = False
         self._held: dict[str, float] = {}
 
     async def run(self) -> None:
@@ -51,10 +55,12 @@ class Traffic:
 
     def count(self) -> None:
         """Tell every control plane what there is by now."""
+        self.waits = False
         for plane in self._world.planes:
             routes = [route for table in plane.tables for route in table.routes]
             load = self._load(routes, self._world.draw)
             self._open = load.outstanding
+            self.waits |= bool(load.waiting)
             self.tell(plane, load)
             for model in load.waiting:
                 if self.number(plane, model) == 0:
