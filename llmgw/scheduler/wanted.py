@@ -265,11 +265,12 @@ def _taken(pass_: Working, model: Model, leaving: Sequence[Replica], able: Seque
 
 
 def _keep(pass_: Working, model: Model, found: Placement) -> None:
-    """What of this place is free already stays so for this pass: else those who give way for it settle there again."""
+    """What of this place and its quota is free already stays so for this pass: else who gives way has it again."""
     for part in found.parts:
         taken = pass_.fleet.view(part.node).taken
         free = [number for number in part.devices if number not in taken]
         pass_.fleet.take(part.node, free, f"nothing yet, it is kept for {model.name} (priority {model.priority})")
+    pass_.used(model.group)[found.device_class] += found.profile.devices
 
 
 def _same_but_limits(wanted: Profile, has: Profile) -> bool:

@@ -148,7 +148,7 @@ class Working:
         return self._here[model]
 
     def used(self, group: str) -> Counter[str]:
-        """How many devices of each class count against a group's quota. Kept up as rows change; not to be changed."""
+        """How many devices of each class count against a group's quota. Kept up as rows change."""
         if group not in self._used:
             made = self._used[group] = Counter()
             for model, of in self._groups.items():

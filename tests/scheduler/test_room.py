@@ -162,6 +162,10 @@ def test_the_important_take_their_groups_quota_from_the_less_important() -> None
     state = run(cluster((cards("n1", 4),), (low,), quotas=QUOTA))
     outcome = decide(evolve(state, models=(low, high)), NOW)
     assert of_kind(outcome, DecisionKind.PREEMPT) == [("preempt", "low-101")]
+    assert of_kind(outcome, DecisionKind.PLACE) == [], "who gives way does not get it again"
+    state = run(after(state, outcome, models=(low, high)))
+    assert sorted(r.model for r in state.replicas) == ["high", "low"]
+    assert decide(state, NOW + 9000).decisions == ()
     apart = run(cluster((cards("n1", 2), cards("n2", 4)), (low,), quotas=QUOTA))
     outcome = decide(evolve(apart, models=(low, MID, high)), NOW)
     assert of_kind(outcome, DecisionKind.PREEMPT) == [("preempt", "low-101")], "wherever it is"
