@@ -48,7 +48,7 @@ def _renumber(pass_: Working, row: Replica) -> None:
 
 
 def _follow(pass_: Working, row: Replica) -> None:
-    if row.goal is not Goal.RUN or not row.shards:
+    if row.goal is not Goal.RUN:
         return
     reports = [(s, r) for s in row.shards if (r := pass_.state.report(s, row.generation)) is not None]
     ended = next(((s, r) for s, r in reports if r.state.ended), None)

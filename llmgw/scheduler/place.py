@@ -225,7 +225,7 @@ def _placement(model: Model, profile: Profile, name: str, chosen: Chosen, pool: 
 def _against(before: Sequence[Candidate], pool: Pool, small: Mapping[str, Refusal], fleet: Fleet) -> str:
     """What turned down the profiles that come before the chosen one, and the nodes that could not have it."""
     said = []
-    profiles = {c.profile: [o for o in before if o.profile == c.profile and o.refusals] for c in before}
+    profiles = {c.profile: [o for o in before if o.profile == c.profile] for c in before}
     for profile, candidates in list(profiles.items())[:_MOST_SAID]:
         firsts: dict[str, list[Candidate]] = {}
         for candidate in candidates:

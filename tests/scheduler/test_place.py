@@ -118,6 +118,30 @@ def test_a_node_is_asked_for_the_classes_that_it_has() -> None:
     assert refusal.remedy == "wait for a device, lower the replicas of what runs there, or add a node"
 
 
+def test_a_fabric_whose_nodes_have_enough_of_the_model_says_so() -> None:
+    nodes = (node("n1", fabrics=(fabric(),)), node("n2", fabrics=(fabric(),)))
+    one = evolve(model("m", 1, wide()), placement=PlacementRules(per_node=1))
+    found = place(one, Fleet(nodes, {}), {"n1": 1}, {}, {})
+    assert isinstance(found, NoPlace)
+    assert found.candidates[0].refusals[0].reason == (
+        "needs one fabric over 2 nodes of h100-80g: rack-1 has 1 (n2, 1 x infiniband); "
+        "n1 has 1 of m, placement.per_node allows 1"
+    )
+
+
+def test_the_remedy_is_for_what_keeps_the_devices() -> None:
+    old = (device(0, "a100-80g"),)
+    for devices_, of, said in (
+        ((device(0, used_mib=50_000),), profile(), "stop the process that holds the memory"),
+        ((device(0, fault="fell off the bus"),), profile(), "repair the device (see llmgw agent inventory), or add"),
+        (old, profile(classes=("a100-80g",), quantization="fp8"), "drop quantization fp8, or use newer devices"),
+        (old, profile(gpus=2, classes=("a100-80g",)), "add devices, or use a smaller profile"),
+    ):
+        found = put(model("m", 1, of), (node("n1", devices_),))
+        assert isinstance(found, NoPlace)
+        assert found.candidates[0].refusals[0].remedy.startswith(said)
+
+
 def test_labels_and_taints() -> None:
     nodes = (
         evolve(node("a"), labels={"zone": "east"}),

@@ -139,6 +139,16 @@ def test_nobody_gives_way_needlessly(data: st.DataObject) -> None:
         assert any(u.model == "high" for u in decide(gone, NOW).unplaced), f"{kept} need not have given way"
 
 
+def test_what_a_fleet_says_of_a_node_is_said_of_who_would_leave_it() -> None:
+    """The memory of the one that would leave is no stranger's, that of the other one is."""
+    devices = (device(0, used_mib=50_000), device(1, used_mib=50_000))
+    held = row(1, devices=(0,), of=LOW, placed=0.0)
+    here = node(devices=devices, reports=(report(held, ShardState.READY),))
+    pair = evolve(model("pair", 1, profile("two", 2)), priority=10)
+    assert of_kind(decide(cluster((here,), (LOW, pair), (held,)), NOW), DecisionKind.PREEMPT) == []
+    assert of_kind(decide(cluster((here,), (LOW, HIGH), (held,)), NOW), DecisionKind.PREEMPT) == [("preempt", "low-1")]
+
+
 def test_who_sees_the_same_memory_gives_way_too() -> None:
     name = "h100-80g-mig-1c.3g.40gb"
     devices = tuple(

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from llmgw.scheduler.decide import decide
 from llmgw.scheduler.explain import DecisionKind
-from llmgw.scheduler.scale import Demand, Scale, scale
+from llmgw.scheduler.scale import Demand, Scale, scale, scaled
 from llmgw.scheduler.state import ClusterState
 from llmgw.settings.catalog import Scaling
 from tests.scheduler.clusters import NOW, device, model, node
@@ -40,6 +40,8 @@ def test_more_only_when_the_load_asked_for_it_long_enough_and_not_soon_after_a_c
     cooling, due = scale(RULES, busy, at(1, changed=990), 1010)
     assert (cooling.number, due) == (1, 1050)
     assert cooling.reason.endswith("(cooldown_s after the last change)")
+    assert scale(RULES, busy, at(1, changed=945), 1000)[0].reason.endswith("(up_s)"), "what ends later is waited for"
+    assert scaled((model("m", 2),), {"m": at(5)}) == (model("m", 2),), "it follows its load no more"
 
 
 def test_the_mildest_of_what_was_asked_for_counts() -> None:

@@ -8,9 +8,10 @@ from attrs import evolve
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from llmgw.scheduler.carry_out import DRAIN_SETTLE_S
 from llmgw.scheduler.decide import decide
-from llmgw.scheduler.explain import DecisionKind, Outcome
-from llmgw.scheduler.follow import ROLLBACK_AFTER
+from llmgw.scheduler.explain import DecisionKind, Outcome, StopCommand
+from llmgw.scheduler.follow import ROLLBACK_AFTER, STEADY_S
 from llmgw.scheduler.state import ClusterState, Exit, Goal, NodeState, Replica, ShardReport, ShardState
 from llmgw.settings.catalog import Model, Profile, Update
 from llmgw.settings.digest import profile_digest
@@ -88,6 +89,56 @@ def test_nobody_is_drained_while_another_waits_for_a_place() -> None:
     assert outcome.replicas == (waits, serves)
 
 
+def test_what_could_have_another_profile_serves_on_while_the_edited_one_fits_nowhere() -> None:
+    of = evolve(model("m", 1, evolve(OLD, parameters=1e12, args=("--x",)), profile("q")), update=Update.REPLACE)
+    serves = row()
+    here = node(reports=(report(serves, ShardState.READY),))
+    outcome = decide(cluster((here,), (of,), (serves,)), NOW)
+    assert outcome.replicas == (serves,)
+    assert "m-1 serves on as it was" in outcome.unplaced[0].reason
+
+
+def test_whose_replacement_goes_away_counts_again() -> None:
+    old = row(1, superseded_by="m-2")
+    going = row(2, devices=(1,), goal=Goal.STOP)
+    here = node(reports=(report(old, ShardState.READY), report(going, ShardState.STOPPING)))
+    outcome = decide(cluster((here,), (model("m", 1),), (old, going)), NOW)
+    assert [r.superseded_by for r in outcome.replicas if r.id == "m-1"] == [None]
+
+
+def test_a_device_that_is_gone_for_good_is_missed() -> None:
+    mine = evolve(row(), shards=(evolve(row().shards[0], devices=(5,), uuids=("GPU-gone",)),))
+    failed = evolve(report(mine, ShardState.FAILED), uuids=("GPU-gone",))
+    outcome = decide(cluster((node(reports=(failed,)),), (model(),), (mine,)), NOW)
+    assert "device 5 is not there any more" in outcome.decisions[0].reason
+
+
+def test_a_drain_is_looked_at_when_it_may_end() -> None:
+    going = row(goal=Goal.DRAIN, since=NOW)
+    here = node(reports=(report(going, ShardState.READY),))
+    state = cluster((here,), (), (going,), in_flight={"m-1.0": 2})
+    assert decide(state, NOW).wake_at == NOW + DRAIN_SETTLE_S
+    assert decide(state, NOW + DRAIN_SETTLE_S).wake_at == NOW + going.profile.limits.drain_s
+
+
+def test_strangers_are_ended_the_newest_first() -> None:
+    said = tuple(report(row(9), ShardState.READY, generation=n) for n in (1, 3, 2))
+    outcome = decide(cluster((node(reports=said),), ()), NOW)
+    assert [c.generation for c in outcome.commands if isinstance(c, StopCommand)] == [3, 2, 1]
+
+
+def test_failures_are_forgiven_when_it_was_ready_for_long_enough() -> None:
+    tired = row(failures=2)
+    for ready, left in ((STEADY_S, 0), (STEADY_S - 1, 2)):
+        here = node(reports=(evolve(report(tired, ShardState.READY), since=NOW - ready),))
+        assert decide(cluster((here,), (model(),), (tired,)), NOW).replicas[0].failures == left
+
+
+def test_what_ended_unseen_is_told_as_that() -> None:
+    outcome = decide(cluster((node(),), (), (row(goal=Goal.STOP),)), NOW)
+    assert [d.reason for d in outcome.decisions] == ["its engine has ended"]
+
+
 def test_what_is_on_its_way_out_is_not_replaced() -> None:
     going = row(1, goal=Goal.DRAIN)
     kept = evolve(row(2, devices=(1,)), profile=NEW)
@@ -155,7 +206,8 @@ def test_a_replacement_that_fails_while_the_old_node_is_lost_tries_again_and_sel
 def test_a_replacement_that_cannot_run_gives_way_to_the_old_one_that_is_back() -> None:
     state, _, new = replaced(NodeState.CONNECTED)
     state, outcome = failing(state, new, NOW, final=True)
-    said = next(d for d in outcome.decisions if d.kind is DecisionKind.ROLLBACK)
+    said, *others = outcome.decisions
+    assert DecisionKind.RESTART not in {d.kind for d in others}
     assert said.reason.startswith("m-1, which it replaces, is back before it came up; m-1 stays: failed 1 time")
     assert [(r.id, r.superseded_by, r.rejected) for r in outcome.replicas if r.goal is Goal.RUN] == [("m-1", None, "")]
 
