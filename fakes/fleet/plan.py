@@ -14,7 +14,7 @@ from .machines import KINDS, Kind
 
 HOUR = 3600.0
 
-HEARTBEATS_S = (60.0, 180.0)
+HEARTBEATS_S = (60.0, 220.0)
 """Heartbeats and quiet passes are most of what happens, and find nothing: they are rarer than usual, the more so the
 more of them there would be, and so is all that is measured in them."""
 

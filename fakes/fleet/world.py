@@ -54,7 +54,7 @@ class World:
         beat = plan.heartbeat_s
         self.tick_s = beat
         self.limits = LinkLimits(ping_s=1.2 * beat, silence_s=3 * beat)
-        liveness = Liveness(beat, 3 * beat, 12 * beat, brake_window_s=12 * beat)
+        liveness = Liveness(beat, 3 * beat, 10 * beat, brake_window_s=10 * beat)
         self.settings = Settings(models=plan.models, liveness=liveness, nodes=plan.rules, quotas=plan.quotas)
         self.nodes = {node.id: Node(node, self, at) for at, node in enumerate(plan.nodes)}
         self.traffic = kit.traffic(self)

@@ -87,9 +87,9 @@ def test_spread_and_per_node() -> None:
 
 def test_of_nodes_that_are_alike_the_one_with_fewer_of_the_model_is_taken() -> None:
     nodes = (node("a", eight("a")), node("b", eight("b")), node("c", eight("c")))
-    found = place(model(), Fleet(nodes, {}), {"a": 1, "b": 3, "c": 2}, {}, {})
+    found = place(model(), Fleet(nodes, {}), {"a": 3, "b": 2, "c": 1}, {}, {})
     assert isinstance(found, Placement)
-    assert found.parts[0].node == "a"
+    assert found.parts[0].node == "c"
 
 
 def test_what_turned_a_node_down_is_what_does_so_now() -> None:
@@ -201,13 +201,16 @@ def test_devices_near_the_fabric_are_taken_for_several_nodes() -> None:
 @settings(max_examples=60, deadline=None)
 def test_what_is_kept_up_is_what_a_fresh_look_would_find(data: st.DataObject) -> None:
     nodes = tuple(
-        node(f"n{n}", data.draw(devices()), domains=data.draw(st.sampled_from(((), ((0, 1), (2, 3))))))
+        node(f"n{n}", data.draw(devices()), domains=data.draw(st.sampled_from(((), ((0, 1), (2, 3))))),
+             fabrics=data.draw(st.sampled_from(((fabric(),), (fabric(), fabric("rack-2")), (fabric(ports=2),)))))
         for n in range(data.draw(st.integers(1, 5)))
-    )
+    )  # fmt: skip
     rules = PlacementRules(policy=data.draw(st.sampled_from(Packing)))
     kept, taken, here = Fleet(nodes, {}), {n.id: {} for n in nodes}, {}
     for serial in range(8):
-        of = evolve(model("m", 1, profile(gpus=data.draw(st.integers(1, 3)))), placement=rules)
+        gpus = data.draw(st.integers(1, 3))
+        some = data.draw(st.sampled_from((profile(gpus=gpus), wide(2, gpus))))
+        of = evolve(model("m", 1, some), placement=rules)
         found = place(of, kept, here, {}, {})
         assert found == place(of, Fleet(nodes, taken), here, {}, {})
         if isinstance(found, Placement):
