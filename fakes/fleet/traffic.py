@@ -56,7 +56,7 @@ class Traffic:
     def count(self) -> None:
         """Tell every control plane what there is by now."""
         self.waits = False
-        for plane in self._world.planes:
+        for plane in (p for p in self._world.planes if not p.over):
             routes = [route for table in plane.tables for route in table.routes]
             load = self._load(routes, self._world.draw)
             self._open = load.outstanding
