@@ -70,7 +70,8 @@ def _add(pass_: Working, model: Model, found: Placement, why: str) -> Replica:
 def _refresh(pass_: Working, model: Model) -> None:
     """Replace a row whose profile was edited, one at a time, as the model's ``update`` says; or say why not."""
     stale = []
-    for row in pass_.of_model(model.name):
+    rows = pass_.of_model(model.name)
+    for row in rows:
         wanted = model.profile(row.profile.name)
         if wanted == row.profile or not pass_.counts(row):
             continue
@@ -78,7 +79,6 @@ def _refresh(pass_: Working, model: Model) -> None:
             pass_.put(evolve(row, profile=wanted))
         else:
             stale.append(row)
-    rows = pass_.of_model(model.name)
     if not stale or any(r.superseded_by in pass_.rows or not r.shards for r in rows):
         return
     row = min(stale, key=pass_.ready)  # what serves nothing costs nothing

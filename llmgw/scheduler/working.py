@@ -173,6 +173,8 @@ class Working:
 
     def _count(self, row: Replica, by: int) -> None:
         """Keep up what was asked for already."""
+        if not self._here and not self._used:
+            return
         if (here := self._here.get(row.model)) is not None:
             for shard in row.shards:
                 here[shard.node] += by
