@@ -32,7 +32,8 @@ def main(seeds: int | None, seed: int | None, hours: float | None, jobs: int, ve
 
     A seed is a fleet, its models, and what goes wrong when: links that break or hang, agents and control planes that
     die, machines that lose their power, engines that crash or hang, cards that fail or are carved anew, settings that
-    are edited. Control plane, link and agent are the real code; machines, engines and the disk are simulated, and
+    are edited, users who come and go. Control plane,
+    link and agent are the real code; machines, engines and the disk are simulated, and
     time is virtual. Once the faults are over the fleet must come to rest as it is wanted.
 
     \b
@@ -41,6 +42,10 @@ def main(seeds: int | None, seed: int | None, hours: float | None, jobs: int, ve
       epoch                            no node obeys a control plane that was replaced
       observed converges to desired    every model that fits somewhere is served, nothing else runs
       what has settled stays           nothing is decided any more when nothing happens
+      placed as the settings say       labels, taints, quotas, anti-affinity
+      one at a time                    an update takes nothing away before the last one serves
+      zero without demand              what nobody asks for is not started
+      from zero in time                what somebody waits for is
       nothing leaks                    no connection, task, record or engine is left over
       no unexpected error              nothing raised, nothing logged with a traceback
 

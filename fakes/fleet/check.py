@@ -2,16 +2,24 @@
 
 from __future__ import annotations
 
+import math
+
+from attrs import evolve
+
 from llmgw.hardware.delta import without_load
 from llmgw.hardware.inventory import Device
 from llmgw.scheduler.decide import decide
+from llmgw.scheduler.scale import SLACK
 from llmgw.scheduler.state import Goal, NodeState
-from llmgw.settings.catalog import Model, Profile
+from llmgw.settings.catalog import Model, Profile, Scaling
+from llmgw.settings.document import NodeRules
 
 from .engines import Phase
 from .node import Node
 from .plane import Plane
 from .world import World
+
+_NO_RULES = NodeRules()
 
 
 def unmet(world: World) -> str:
@@ -51,6 +59,9 @@ def _quiet(world: World, plane: Plane) -> str:
         return f"not carried out: {outcome.commands[0]}"
     if outcome.replicas != state.replicas:
         return "rows change without a decision"
+    for name, found in outcome.scales.items():
+        if found.want != found.number:
+            return f"{name} shall soon have {found.want} replicas: {found.reason}"
     return ""
 
 
@@ -104,13 +115,17 @@ def _placed(world: World, plane: Plane) -> str:
     missing = {u.model for u in plane.cluster.unplaced}
     for model in world.settings.models:
         rows = sum(1 for r in plane.cluster.replicas if r.model == model.name and r.shards)
+        if model.scaling is not None:
+            if why := _scaled(world, plane, model, model.scaling):
+                return why
+            model = evolve(model, replicas=plane.cluster.scales[model.name].number)
         if rows > model.replicas:
             return f"{model.name} has {rows} replicas of {model.replicas}"
         if rows == model.replicas:
             continue
         if model.name not in missing:
             return f"{model.name} has {rows} replicas of {model.replicas}, and nothing is said of it"
-        if where := _room(world, model):
+        if where := _room(world, plane, model):
             return f"{model.name} has {rows} replicas of {model.replicas}, and there is room on {where}"
     known = {m.name for m in world.settings.models}
     if extra := [r.id for r in plane.cluster.replicas if r.model not in known]:
@@ -118,15 +133,40 @@ def _placed(world: World, plane: Plane) -> str:
     return ""
 
 
-def _room(world: World, model: Model) -> str:
+def _scaled(world: World, plane: Plane, model: Model, rules: Scaling) -> str:
+    """There are as many as the load asks for, or could be fewer only if the rest were too full."""
+    assert plane.cluster is not None
+    found = plane.cluster.scales.get(model.name)
+    if found is None:
+        return f"{model.name} has no number by its load"
+    level = world.traffic.levels.get(model.name, 0)
+    least = min(max(rules.min, math.ceil(level / rules.target)), rules.max)
+    most = max(least, min(math.ceil(level / (rules.target * SLACK)), rules.max))
+    demand = plane.cluster.state(world.clock()).demands.get(model.name)
+    if demand is not None and demand.waiting:
+        most = rules.max  # as long as anybody waits nothing is given up
+    if not least <= found.number <= most:
+        return f"{model.name} shall have {found.number} for {level} requests, not {least} to {most}: {found.reason}"
+    return ""
+
+
+def _room(world: World, plane: Plane, model: Model) -> str:
     """Where one more replica could go, if need be in place of less important ones.
 
     Plain counting, which has nothing in common with the scheduler's way.
     """
-    lower = frozenset(m.name for m in world.settings.models if m.priority < model.priority)
+    assert plane.cluster is not None
+    settings = world.settings
+    lower = frozenset(m.name for m in settings.models if m.priority < model.priority)
+    group = {m.name for m in settings.models if m.group == model.group and m.name not in lower}
+    used = world.devices_of(r for r in plane.cluster.replicas if r.model in group)
+    quotas = settings.quotas.get(model.group, {}) if model.group else {}
+    allowed = [n for n in world.nodes.values() if _allowed(settings.nodes.get(n.id, _NO_RULES), n, plane, model)]
     for profile in model.profiles:
         for device_class in profile.device_class:
-            able = [n for n in world.nodes.values() if _fits(n, profile, device_class, lower)]
+            if used[device_class] + profile.devices > quotas.get(device_class, math.inf):
+                continue
+            able = [n for n in allowed if _fits(n, profile, device_class, lower)]
             if profile.nodes == 1 and able:
                 return able[0].id
             for label in ("rack-1", "rack-2"):
@@ -137,6 +177,18 @@ def _room(world: World, model: Model) -> str:
                     if profile.nodes > 1 and len(some) >= profile.nodes:
                         return "+".join(some)
     return ""
+
+
+def _allowed(rules: NodeRules, node: Node, plane: Plane, model: Model) -> bool:
+    """Whether one more of the model may be on the node, by what the settings say."""
+    assert plane.cluster is not None
+    wants = model.placement
+    here = sum(r.model == model.name and any(s.node == node.id for s in r.shards) for r in plane.cluster.replicas)
+    return (
+        set(rules.taints) <= set(wants.tolerate)
+        and wants.nodes.items() <= rules.labels.items()
+        and (wants.per_node is None or here < wants.per_node)
+    )
 
 
 def _fits(node: Node, profile: Profile, device_class: str, lower: frozenset[str]) -> bool:

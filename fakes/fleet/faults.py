@@ -13,7 +13,7 @@ from llmgw.settings.catalog import EngineKind, Model
 
 from .engines import Engine, Phase
 from .node import Node
-from .plan import FaultPlan, make_model, make_profile
+from .plan import LEVELS, FaultPlan, make_model, make_profile, make_quotas, make_rules
 from .world import World
 
 _EXITS = (Exit(0), Exit(1), Exit(signal=9))
@@ -230,6 +230,28 @@ async def _model_removed(world: World, draw: random.Random) -> None:
         world.edit((*world.settings.models, back))
 
 
+async def _requests(world: World, draw: random.Random) -> None:
+    """A model is asked for more or less, now and then to and fro."""
+    names = sorted(world.traffic.levels)
+    for _ in range(draw.choice((1, 1, 4))):
+        if names:
+            world.traffic.ask(draw.choice(names), draw.choice(LEVELS))
+        await _last(draw)
+
+
+async def _node_rules(world: World, draw: random.Random) -> None:
+    before = world.settings.nodes
+    world.edit(nodes=make_rules(draw, list(world.nodes)))
+    await _last(draw)
+    if draw.random() < 0.5:
+        world.edit(nodes=before)
+
+
+async def _quotas(world: World, draw: random.Random) -> None:
+    world.edit(quotas=make_quotas(draw, world.plan.nodes) if draw.random() < 0.7 else {})
+    await trio.lowlevel.checkpoint()
+
+
 # Control planes and their store
 
 
@@ -321,4 +343,7 @@ FAULTS: Mapping[str, Callable[[World, random.Random], Awaitable[None]]] = {
     "engine-hangs": _engine_hangs,
     "shim-stuck": _shim_stuck,
     "reinstalled": _reinstalled,
+    "requests": _requests,
+    "node-rules": _node_rules,
+    "quotas": _quotas,
 }

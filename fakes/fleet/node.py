@@ -268,7 +268,16 @@ class Node:
             self.reading = self._inventory()
             self._outbox = outbox
             self.link = Link(
-                config, self._dial, shards.reports, dispatch, lambda: self.reading, epoch, outbox, backoff, self.clock
+                config,
+                self._dial,
+                shards.reports,
+                dispatch,
+                lambda: self.reading,
+                epoch,
+                outbox,
+                backoff,
+                self.clock,
+                lambda: world.traffic.of(self),
             )
             root.start_soon(self._watch_hardware)
             root.start_soon(self.link.run)

@@ -3,19 +3,23 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from attrs import frozen
 
-from llmgw.settings.catalog import EngineKind, Limits, Model, Packing, PlacementRules, Profile, Update
+from llmgw.settings.catalog import EngineKind, Limits, Model, Packing, PlacementRules, Profile, Scaling, Update
+from llmgw.settings.document import NodeRules
 
 from .machines import KINDS, Kind
 
 HOUR = 3600.0
 
-HEARTBEATS_S = (60.0, 180.0)
+HEARTBEATS_S = (60.0, 220.0)
 """Heartbeats and quiet passes are most of what happens, and find nothing: they are rarer than usual, the more so the
 more of them there would be, and so is all that is measured in them."""
+
+LEVELS = (0, 0, 3, 12, 25, 60)
+"""How many requests at a time a model is asked for."""
 
 _BEATS = 200
 _MOST_NODES = 12
@@ -43,7 +47,11 @@ class FaultPlan:
 
 @frozen
 class Plan:
-    """A seed's fleet. ``length_s`` is when the last fault ends; ``heartbeat_s`` sets the pace of the link."""
+    """A seed's fleet. ``length_s`` is when the last fault ends; ``heartbeat_s`` sets the pace of the link.
+
+    ``rules`` and ``quotas`` are in the settings from the beginning. ``levels`` says how many requests at a time each
+    model that follows its load is asked for in the end.
+    """
 
     seed: int
     length_s: float
@@ -51,6 +59,9 @@ class Plan:
     nodes: tuple[NodePlan, ...]
     models: tuple[Model, ...]
     faults: tuple[FaultPlan, ...]
+    rules: Mapping[str, NodeRules]
+    quotas: Mapping[str, Mapping[str, int]]
+    levels: tuple[tuple[str, int], ...]
 
 
 FAULTS: Sequence[tuple[str, int]] = (
@@ -78,6 +89,9 @@ FAULTS: Sequence[tuple[str, int]] = (
     ("engine-hangs", 5),
     ("shim-stuck", 4),
     ("reinstalled", 2),
+    ("requests", 12),
+    ("node-rules", 4),
+    ("quotas", 3),
 )
 """What can go wrong, and how often it does."""
 
@@ -99,10 +113,14 @@ def make_plan(seed: int, *, hours: float | None = None) -> Plan:
         kind = draw.choice(kinds)
         engines = (EngineKind.VLLM,) if draw.random() < 0.9 else (EngineKind.VLLM, EngineKind.LLAMACPP)
         nodes.append(NodePlan(f"n{number:02d}", kind, draw.choice(fabrics) if kind.ports else None, engines))
-    models = tuple(make_model(draw, f"m{n}", nodes) for n in range(draw.randint(1, 3)))
+    rules = make_rules(draw, [n.id for n in nodes]) if draw.random() < 0.3 else {}
+    models = tuple(make_model(draw, f"m{n}", nodes, zoned=bool(rules)) for n in range(draw.randint(1, 3)))
+    levels = tuple((m.name, draw.choice(LEVELS)) for m in models if m.scaling is not None)
     least, most = HEARTBEATS_S
     heartbeat = min(most, max(least, count * length / _BEATS))
-    return Plan(seed, length, heartbeat, tuple(nodes), models, _faults(draw, length))
+    faults = _faults(draw, length)
+    quotas = make_quotas(draw, nodes) if draw.random() < 0.5 else {}
+    return Plan(seed, length, heartbeat, tuple(nodes), models, faults, rules, quotas, levels)
 
 
 def _faults(draw: random.Random, length: float) -> tuple[FaultPlan, ...]:
@@ -117,17 +135,40 @@ def _faults(draw: random.Random, length: float) -> tuple[FaultPlan, ...]:
     return tuple(sorted((f for f in found if f.at < length), key=lambda f: (f.at, f.draw)))
 
 
-def make_model(draw: random.Random, name: str, nodes: Sequence[NodePlan]) -> Model:
+def make_model(draw: random.Random, name: str, nodes: Sequence[NodePlan], *, zoned: bool = False) -> Model:
     """A model that some node of the fleet could run, most of the time."""
     profiles = tuple(make_profile(draw, f"p{n}", nodes) for n in range(draw.choice((1, 1, 1, 2))))
+    rules = PlacementRules(
+        policy=draw.choice((Packing.PACK, Packing.SPREAD)),
+        nodes=draw.choice(({}, {"zone": "east"})) if zoned else {},
+        tolerate=draw.choice(((), ("lab",))),
+        per_node=draw.choice((None, None, 1)),
+    )
     return Model(
         name,
         profiles,
         draw.choice((0, 1, 1, 1, 2, 2, 3)),
-        placement=PlacementRules(policy=draw.choice((Packing.PACK, Packing.SPREAD))),
+        placement=rules,
         priority=draw.choice((0, 0, 0, 5, 10)),
+        group=draw.choice(("", "g")),
         update=draw.choice((Update.SURGE, Update.SURGE, Update.REPLACE)),
+        scaling=Scaling(draw.choice((0, 0, 1)), draw.randint(1, 3), 10) if draw.random() < 0.4 else None,
     )
+
+
+def make_rules(draw: random.Random, nodes: Sequence[str]) -> dict[str, NodeRules]:
+    """Labels and taints: most nodes are where models may go."""
+    return {
+        node: NodeRules({"zone": draw.choice(("east", "east", "west"))}, ("lab",) if draw.random() < 0.2 else ())
+        for node in nodes
+    }
+
+
+def make_quotas(draw: random.Random, nodes: Sequence[NodePlan]) -> dict[str, dict[str, int]]:
+    """How many devices of some classes the one group may have."""
+    kinds = {n.kind.name: n.kind for n in nodes}
+    made = {kind.device_class: draw.choice((1, 2, 4, 8)) for kind in kinds.values() if not kind.mig}
+    return {"g": made} if made else {}
 
 
 def make_profile(draw: random.Random, name: str, nodes: Sequence[NodePlan]) -> Profile:

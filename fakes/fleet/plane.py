@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
 import trio
@@ -11,8 +10,9 @@ from llmgw.errors import PeerError
 from llmgw.link.messages import Refused, Register
 from llmgw.link.server import attend
 from llmgw.router.table import Table
+from llmgw.router.wire import Load
 from llmgw.scheduler.explain import Outcome
-from llmgw.scheduler.state import ClusterState, Goal
+from llmgw.scheduler.state import ClusterState
 from llmgw.server.agents import Agents
 from llmgw.server.cluster import Cluster, remembered
 from llmgw.server.reconcile import Reconciler
@@ -49,14 +49,16 @@ class Plane:
         world = self.world
         with self._scope:
             async with self.store as store:
-                cluster = await remembered(store, world.settings, world.clock(), lambda: reconciler.wake())
+                cluster = await remembered(
+                    store, world.kit.read(world.settings), world.clock(), lambda: reconciler.wake()
+                )
                 agents = Agents(cluster, store, world.clock)
                 started = int(world.clock())
                 reconciler = Reconciler(
                     cluster, store, agents, self._push, world.clock, _Unmeasured(), started, world.tick_s
                 )
                 self.cluster, self._agents, self._reconciler = cluster, agents, reconciler
-                cluster.use_settings(world.settings)  # they may have been edited while it took its epoch
+                self.use_settings(world.settings)  # they may have been edited while it took its epoch
                 world.trace.say(f"control plane at {self.address} has epoch {cluster.epoch}")
                 async with trio.open_nursery() as nursery:
                     nursery.start_soon(reconciler.run)
@@ -89,17 +91,17 @@ class Plane:
     def use_settings(self, settings: Settings) -> None:
         """They were edited."""
         if self.cluster is not None:
-            self.cluster.use_settings(settings)
+            self.cluster.use_settings(self.world.kit.read(settings))
 
-    def loaded(self, load: Mapping[str, int]) -> None:
+    def loaded(self, load: Load) -> None:
         """The router counted its requests."""
         if self.cluster is not None:
-            self.cluster.in_flight = load
-            if any(r.goal is Goal.DRAIN for r in self.cluster.replicas):
-                self._reconciler.wake()
+            self.cluster.loaded(load, self.world.clock())
 
     def _push(self, table: Table) -> None:
         self.tables = [table]
+        if self.world.traffic.waits:
+            self.world.traffic.count()
 
     def stop(self) -> None:
         """As SIGTERM does."""

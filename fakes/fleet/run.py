@@ -72,7 +72,7 @@ async def _main(plan: Plan, kit: Kit, trace: Trace, settled: list[float], worlds
             for node in world.nodes.values():
                 world.daemons.start_soon(node.run)
             world.start_plane(world.addresses[0])
-            world.daemons.start_soon(world.count_requests)
+            world.daemons.start_soon(world.traffic.run)
             await _faults(world)
             settled.append(await _settle(world))
             await _rest(world)
@@ -87,18 +87,22 @@ async def _faults(world: World) -> None:
             faults.start_soon(befall, world, fault)
         await trio.sleep_until(world.plan.length_s)
     world.well = True
+    for model, level in world.plan.levels:
+        world.traffic.ask(model, level)
     world.trace.say("no more faults")
 
 
 async def _settle(world: World) -> float:
     """Wait until all is as it is wanted; returns how long that took."""
     since = trio.current_time()
-    why = unmet(world)
     for _ in range(int(SETTLE_S / _LOOK_S)):
+        why = unmet(world)
+        if not why:
+            await trio.sleep(2 * world.tick_s)  # what engines say of their load is of the last heartbeat
+            why = unmet(world)
         if not why:
             break
         await trio.sleep(_LOOK_S)
-        why = unmet(world)
     if why:
         world.fail("observed converges to desired", why)
     world.trace.say("settled")

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from types import TracebackType
 from typing import Self
 
@@ -18,7 +18,7 @@ from llmgw.store.api import JobRow, NodeRow, PassRecord, SettingsRevision, Store
 
 
 class Disk:
-    """What is stored. ``trouble`` is why nothing can be written, if so."""
+    """What is stored. ``trouble`` is why nothing can be written, if so; ``watched`` sees each pass before it is."""
 
     def __init__(self) -> None:
         self.epoch = 0
@@ -32,6 +32,7 @@ class Disk:
         self.learned: tuple[Learned, ...] = ()
         self.brake_released = 0.0
         self.scales: Mapping[str, Scale] = {}
+        self.watched: Callable[[tuple[Replica, ...], PassRecord], None] = lambda _before, _record: None
 
 
 class MemoryStore:
@@ -119,6 +120,7 @@ class MemoryStore:
                     f"epoch {disk.epoch} was taken since, this control plane has {record.epoch}",
                     "only one control plane decides; stop this one",
                 )
+            disk.watched(disk.replicas, record)
             disk.replicas, disk.next_serial, disk.unplaced = record.replicas, record.next_serial, record.unplaced
             disk.scales = record.scales
             disk.passes += 1

@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import random
+from collections import Counter
+from collections.abc import Iterable, Mapping
 
 import trio
 from attrs import evolve
 
 from llmgw.link.protocol import LinkLimits
 from llmgw.link.session import Unreached
+from llmgw.scheduler.state import Replica
 from llmgw.settings.catalog import Model
 from llmgw.settings.daemon import Address
-from llmgw.settings.document import Liveness, Settings
+from llmgw.settings.document import Liveness, NodeRules, Settings
 
 from .engines import Engine, Fate, make_fate
 from .kit import Kit
@@ -20,11 +23,11 @@ from .plan import Plan
 from .plane import Plane
 from .store import Disk
 from .trace import Trace
+from .watch import Watch
 from .wire import Wires
 
 _START = 1_700_000_000.0
 _CONNECT_S = 5.0
-_LOAD_S = 600.0
 _ADDRESSES = (Address("cp-a", 7443), Address("cp-b", 7443))
 
 
@@ -51,9 +54,12 @@ class World:
         beat = plan.heartbeat_s
         self.tick_s = beat
         self.limits = LinkLimits(ping_s=1.2 * beat, silence_s=3 * beat)
-        liveness = Liveness(beat, 3 * beat, 12 * beat, brake_window_s=12 * beat)
-        self.settings = Settings(models=plan.models, liveness=liveness)
+        liveness = Liveness(beat, 3 * beat, 10 * beat, brake_window_s=10 * beat)
+        self.settings = Settings(models=plan.models, liveness=liveness, nodes=plan.rules, quotas=plan.quotas)
         self.nodes = {node.id: Node(node, self, at) for at, node in enumerate(plan.nodes)}
+        self.traffic = kit.traffic(self)
+        self.watch = Watch(self)
+        self.disk.watched = self.watch.passed
 
     def clock(self) -> float:
         """Epoch seconds, as all good clocks show them."""
@@ -128,16 +134,29 @@ class World:
         self.daemons.start_soon(plane.run)
         return plane
 
-    def edit(self, models: tuple[Model, ...]) -> None:
+    def edit(
+        self,
+        models: tuple[Model, ...] | None = None,
+        nodes: Mapping[str, NodeRules] | None = None,
+        quotas: Mapping[str, Mapping[str, int]] | None = None,
+    ) -> None:
         """The operator writes other settings, and every control plane reads them."""
-        self.settings = evolve(self.settings, models=models)
+        before = self.settings
+        self.watch.edited(before)
+        self.settings = evolve(
+            before,
+            models=before.models if models is None else models,
+            nodes=before.nodes if nodes is None else nodes,
+            quotas=before.quotas if quotas is None else quotas,
+        )
         for plane in self.planes:
             plane.use_settings(self.settings)
 
-    async def count_requests(self) -> None:
-        """What the router says of its load, now and then."""
-        while True:
-            await trio.sleep(self.draw.expovariate(1 / _LOAD_S))
-            for plane in self.planes:
-                ends = [e.id for table in plane.tables for route in table.routes for e in route.endpoints]
-                plane.loaded({end: self.draw.choice((0, 0, 3)) for end in ends})
+    def devices_of(self, rows: Iterable[Replica]) -> Counter[str]:
+        """The device classes that rows have, by the machines themselves."""
+        made: Counter[str] = Counter()
+        for row in rows:
+            for shard in row.shards:
+                there = {d.uuid: d.device_class for d in self.nodes[shard.node].hardware.devices}
+                made.update(there[uuid] for uuid in shard.uuids if uuid in there)
+        return made

@@ -12,7 +12,7 @@ from llmgw.settings.document import Liveness
 
 @frozen
 class Brake:
-    """Nothing is replaced. ``nodes`` fell silent together, of ``of`` in all; ``since`` is when the last of them did."""
+    """Nothing is replaced. ``nodes`` fell silent together, of ``of`` that were there, the last at ``since``."""
 
     nodes: tuple[str, ...]
     of: int
@@ -34,16 +34,20 @@ HELD = "the brake is on: nothing is replaced until it is back, or llmgw ctl brak
 
 
 def brake(nodes: Iterable[Node], liveness: Liveness, released: float) -> Brake | None:
-    """Whether more nodes than may be fell silent within one window; those not heard after ``released`` are gone."""
+    """Whether more nodes than may be fell silent within one window; those not heard after ``released`` are gone.
+
+    Those that were silent before the others fell silent are no part of what these are a share of.
+    """
     everyone = list(nodes)
-    quiet = sorted((n.heard, n.id) for n in everyone if n.state is not NodeState.CONNECTED and n.heard > released)
-    best: list[tuple[float, str]] = []
+    silent = sorted((n.heard, n.id) for n in everyone if n.state is not NodeState.CONNECTED)
+    best: Brake | None = None
     first = 0
-    for at, (heard, _) in enumerate(quiet):
-        while heard - quiet[first][0] > liveness.brake_window_s:
+    for at, (heard, _) in enumerate(silent):
+        while first <= at and not (released < silent[first][0] >= heard - liveness.brake_window_s):
             first += 1
-        if at + 1 - first > len(best):
-            best = quiet[first : at + 1]
-    if len(best) < liveness.brake_nodes or len(best) <= liveness.brake_share * len(everyone):
-        return None
-    return Brake(tuple(sorted(name for _, name in best)), len(everyone), best[-1][0])
+        some = silent[first : at + 1]
+        there = len(everyone) - first
+        enough = len(some) >= liveness.brake_nodes and len(some) > liveness.brake_share * there
+        if enough and (best is None or len(some) > len(best.nodes)):
+            best = Brake(tuple(sorted(name for _, name in some)), there, heard)
+    return best

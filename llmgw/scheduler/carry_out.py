@@ -33,9 +33,15 @@ def _finish_superseded(pass_: Working) -> None:
         new = pass_.rows.get(row.superseded_by)
         if new is None or new.goal is not Goal.RUN:
             # Its replacement is going away itself: this row counts again.
-            pass_.rows[row.id] = evolve(row, superseded_by=None)
-        elif pass_.ready(new) and not pass_.lost(row):
+            pass_.put(evolve(row, superseded_by=None))
+        elif pass_.ready(new) and _can_be_told(pass_, row):
             pass_.retire(row, f"{new.id} replaces it and is ready")
+
+
+def _can_be_told(pass_: Working, row: Replica) -> bool:
+    """Whether every node of it is there, or one at least when the others are lost."""
+    there = [pass_.connected(s.node) for s in row.shards]
+    return any(there) if pass_.lost(row) else all(there)
 
 
 def _command(pass_: Working, row: Replica) -> None:
@@ -48,15 +54,11 @@ def _command(pass_: Working, row: Replica) -> None:
         report = pass_.state.report(shard, row.generation)
         if row.goal is Goal.RUN:
             waits = report is not None and report.waits_for is WaitsFor.RANKS and _all_here(pass_, row)
-            if (report is None or waits) and _connected(pass_, shard.node):
-                _start(pass_, row, shard, hold=not waits and _fetches(row))
-        elif report is not None and report.state is ShardState.READY and _connected(pass_, shard.node):
+            new = report is None and all(pass_.connected(s.node) for s in row.shards)
+            if new or (waits and pass_.connected(shard.node)):
+                _start(pass_, row, shard, hold=new and _fetches(row))
+        elif report is not None and report.state is ShardState.READY and pass_.connected(shard.node):
             pass_.commands.append(DrainCommand(shard.node, shard.shard, row.generation, row.reason))
-
-
-def _connected(pass_: Working, name: str) -> bool:
-    node = pass_.state.node(name)
-    return node is not None and node.state is NodeState.CONNECTED
 
 
 def _fetches(row: Replica) -> bool:
@@ -117,7 +119,7 @@ def _drain(pass_: Working, row: Replica) -> Replica:
         pass_.wake.append(end if settled else min(end, row.since + DRAIN_SETTLE_S))
         return row
     stopped = evolve(row, goal=Goal.STOP, since=pass_.now)
-    pass_.rows[row.id] = stopped
+    pass_.put(stopped)
     pass_.say(DecisionKind.STOP, row, f"{row.reason}; {why}")
     return stopped
 
@@ -150,17 +152,19 @@ def _stop(pass_: Working, row: Replica) -> None:
         return
     # It gave its devices up for another profile, and waits for a place of that one.
     back = bool(row.rejected)
-    pass_.rows[row.id] = evolve(
-        row,
-        profile=row.other,
-        other=None if back else row.profile,
-        shards=(),
-        goal=Goal.RUN,
-        superseded_by=None,
-        fabric=None,
-        failures=0,
-        not_before=0.0,
-        since=pass_.now,
+    pass_.put(
+        evolve(
+            row,
+            profile=row.other,
+            other=None if back else row.profile,
+            shards=(),
+            goal=Goal.RUN,
+            superseded_by=None,
+            fabric=None,
+            failures=0,
+            not_before=0.0,
+            since=pass_.now,
+        )
     )
 
 

@@ -28,14 +28,9 @@ def decide(state: ClusterState, now: float) -> Outcome:
     pass_.wake += wakes
     pass_.decisions += scaling
     follow(pass_)
-    # Who may take from others comes first, so that what comes free does not go to somebody else.
-    for model in sorted(state.models, key=lambda m: -m.priority):
-        want(pass_, model)
-    known = {m.name: at for at, m in enumerate(state.models)}
-    for row in list(pass_.rows.values()):
-        if row.model not in known:
-            pass_.retire(row, f"model {row.model} left the catalog")
+    want(pass_)
     carry_out(pass_)
+    known = {m.name: at for at, m in enumerate(state.models)}
     return Outcome(
         replicas=tuple(sorted(pass_.rows.values(), key=lambda r: r.id)),
         next_serial=pass_.serial,

@@ -233,8 +233,6 @@ def devices_of(need: Need, name: str, view: NodeView) -> Choice | Refusal:
         return Choice(name, (_instance(good, view).number,), breaks=False, after=after)
     if need.nodes > 1:
         good.sort(key=lambda d: (not any(path.adapter in view.near for path in d.adapters), d.number))
-    if not view.domain_of:
-        return Choice(name, tuple(sorted(d.number for d in good[:wanted])), breaks=False, after=after)
     return _of_domains(need, name, view, good, wanted, after)
 
 

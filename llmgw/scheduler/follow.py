@@ -44,18 +44,18 @@ def _renumber(pass_: Working, row: Replica) -> None:
         for shard in row.shards
         for node in (pass_.state.node(shard.node),)
     )
-    pass_.rows[row.id] = evolve(row, shards=shards)
+    pass_.put(evolve(row, shards=shards))
 
 
 def _follow(pass_: Working, row: Replica) -> None:
-    if row.goal is not Goal.RUN or not row.shards:
+    if row.goal is not Goal.RUN:
         return
     reports = [(s, r) for s in row.shards if (r := pass_.state.report(s, row.generation)) is not None]
     ended = min(((s, r) for s, r in reports if r.state.ended), key=_blame, default=None)
     if ended is None and any(r.state is ShardState.DRAINING for _, r in reports):
         # Told to by a control plane whose word was lost: it takes no requests, and cannot be told to again.
         reason = "its engine was drained, and it is wanted"
-        pass_.rows[row.id] = evolve(row, generation=row.generation + 1, reason=reason, since=pass_.now)
+        pass_.put(evolve(row, generation=row.generation + 1, reason=reason, since=pass_.now))
         pass_.say(DecisionKind.RESTART, row, reason)
         return
     if ended is None and not row.failures and row.other is None:
@@ -64,12 +64,11 @@ def _follow(pass_: Working, row: Replica) -> None:
         if ended is not None and len(row.shards) > 1:
             # Whatever still runs on the lost node, it is half an engine: what is left of it makes room.
             reason = f"node {pass_.lost_node(row)} is lost and {ended[0].shard} ended: {ended[1].reason}"
-            pass_.rows[row.id] = evolve(row, goal=Goal.STOP, reason=reason, since=pass_.now)
-            pass_.say(DecisionKind.EVICT, row, reason)
+            pass_.evict(row, reason)
     elif ended is not None:
         _failed(pass_, row, *ended)
     elif pass_.ready(row) and all(pass_.now - r.since >= STEADY_S for _, r in reports):
-        pass_.rows[row.id] = evolve(row, failures=0, other=None)
+        pass_.put(evolve(row, failures=0, other=None))
 
 
 def _blame(part: tuple[Assignment, ShardReport]) -> tuple[bool, bool, float, int]:
@@ -86,8 +85,7 @@ def _failed(pass_: Working, row: Replica, shard: Assignment, report: ShardReport
         trouble = _device_trouble(pass_, part)
         if trouble is not None:
             reason = f"it failed ({which}{report.reason}) and {trouble}; placed anew"
-            pass_.rows[row.id] = evolve(row, goal=Goal.STOP, reason=reason, since=pass_.now)
-            pass_.say(DecisionKind.EVICT, row, reason, part.node)
+            pass_.evict(row, reason, part.node)
             return
     failures = row.failures + 1
     wait = min(BACKOFF_FIRST_S * 2 ** min(failures - 1, 16), BACKOFF_LONGEST_S)
@@ -97,7 +95,7 @@ def _failed(pass_: Working, row: Replica, shard: Assignment, report: ShardReport
     reason = f"failed {failures} time{'s' if failures > 1 else ''} in a row, last: {which}{report.reason}"
     if report.remedy:
         reason = f"{reason}; {report.remedy}"
-    pass_.rows[row.id] = row = evolve(
+    row = evolve(
         row,
         generation=row.generation + 1,
         failures=failures,
@@ -105,6 +103,7 @@ def _failed(pass_: Working, row: Replica, shard: Assignment, report: ShardReport
         reason=reason,
         since=pass_.now,
     )
+    pass_.put(row)
     if (report.final or failures >= ROLLBACK_AFTER) and _roll_back(pass_, row):
         return
     verdict = "cannot run like this; " if report.final else "crash loop; " if looping else ""
@@ -114,18 +113,22 @@ def _failed(pass_: Working, row: Replica, shard: Assignment, report: ShardReport
 
 
 def _roll_back(pass_: Working, row: Replica) -> bool:
-    """Go back from an edited profile that does not come up, if this row came about by one."""
+    """Go back to what is there besides this row, or to the profile that it had before, if either is so."""
     digest = profile_digest(row.model, row.profile)
     said = f"the edited profile {row.profile.name} does not come up and is taken back until it is edited again"
     old = next((r for r in pass_.of_model(row.model) if r.superseded_by == row.id and r.goal is Goal.RUN), None)
+    if old is not None and pass_.lost(old):
+        return False  # it was replaced because its node is lost, which is as it was
     if old is not None:
-        pass_.rows[old.id] = evolve(old, superseded_by=None, rejected=digest)
-        pass_.retire(row, f"{said}; {old.id} stays: {row.reason}", DecisionKind.ROLLBACK)
+        edited = old.profile != row.profile
+        pass_.put(evolve(old, superseded_by=None, rejected=digest if edited else old.rejected))
+        why = said if edited else f"{old.id}, which it replaces, is back before it came up"
+        pass_.retire(row, f"{why}; {old.id} stays: {row.reason}", DecisionKind.ROLLBACK)
         return True
     if row.other is None:
         return False
     # Stopped, and then placed with what it had before; see carry_out.
-    pass_.rows[row.id] = evolve(row, rejected=digest, failures=0)
+    pass_.put(evolve(row, rejected=digest, failures=0))
     pass_.retire(row, f"{said}: {row.reason}", DecisionKind.ROLLBACK, other=row.other)
     return True
 

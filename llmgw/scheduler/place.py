@@ -87,7 +87,7 @@ def place(
             if isinstance(found, Chosen):
                 said = _against(candidates, pool, small, fleet)
                 return evolve(_placement(model, profile, name, found, pool, fleet), against=said)
-            if profile.nodes > 1 and found is not None:
+            if found is not None:
                 together.append(Candidate("+".join(sorted(offers)), profile.name, (found,)))
                 continue
             for node in offers:
@@ -169,13 +169,13 @@ def fabric_of(model: Model, pool: Pool, name: str, here: Mapping[str, int], flee
     count = pool.need.nodes
     groups = {rails: ranking for rails, ranking in pool.rails[name].items() if len(ranking)}
     # The smallest group that is big enough, so that large fabrics stay whole.
-    for rails, ranking in sorted(groups.items(), key=lambda g: (len(g[1]), g[0].label, -g[0].ports)):
-        chosen = tuple(itertools.islice(_room(model, ranking, here), count)) if len(ranking) >= count else ()
+    for rails, ranking in sorted(groups.items(), key=lambda g: (len(g[1]), g[0].label, -g[0].ports, g[0].kind)):
+        chosen = tuple(itertools.islice(_room(model, ranking, here), count))
         if len(chosen) == count:
             return Chosen(tuple(sorted(chosen)), rails.label, len(ranking))
     there = [
         f"{rails.label} has {len(some)} ({', '.join(some)}, {rails.ports} x {rails.kind})"
-        for rails, ranking in sorted(groups.items(), key=lambda g: (g[0].label, g[0].ports))
+        for rails, ranking in sorted(groups.items(), key=lambda g: (g[0].label, g[0].ports, g[0].kind))
         if (some := list(_room(model, ranking, here)))
     ]
     for node in sorted(pool.offers[name]):
@@ -225,7 +225,7 @@ def _placement(model: Model, profile: Profile, name: str, chosen: Chosen, pool: 
 def _against(before: Sequence[Candidate], pool: Pool, small: Mapping[str, Refusal], fleet: Fleet) -> str:
     """What turned down the profiles that come before the chosen one, and the nodes that could not have it."""
     said = []
-    profiles = {c.profile: [o for o in before if o.profile == c.profile and o.refusals] for c in before}
+    profiles = {c.profile: [o for o in before if o.profile == c.profile] for c in before}
     for profile, candidates in list(profiles.items())[:_MOST_SAID]:
         firsts: dict[str, list[Candidate]] = {}
         for candidate in candidates:

@@ -125,13 +125,16 @@ def _wanted(rules: Scaling, demand: Demand, number: int, now: float) -> tuple[in
         idle = now - demand.asked
         if demand.requests == 0 and idle >= rules.idle_s:
             return 0, f"no request for {idle:.0f} s"
-        if number == 0 and demand.requests == 0:
+        if number == 0 and demand.waiting == 0:  # what runs yet runs in an engine that is drained
             return 0, "no request waits"
         least = 1
     up = math.ceil(demand.requests / rules.target)
     if demand.waiting > 0 and demand.kv_usage is not None and demand.kv_usage >= KV_FULL:
         up = max(up, number + 1)
     down = math.ceil(demand.requests / (rules.target * SLACK))
+    if demand.kv_usage is not None and demand.requests:
+        # What long requests hold has to fit into fewer as well: else one more would be asked for at once.
+        down = max(down, math.ceil(number * demand.kv_usage / (KV_FULL * SLACK)))
     want = up if up > number else down if down < number and demand.waiting == 0 else number
     bound = min(max(want, least), rules.max)
     if bound != want:

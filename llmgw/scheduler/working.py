@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections import Counter
+from collections.abc import Mapping
 from functools import cached_property
 
 from attrs import evolve
@@ -31,18 +32,26 @@ class Working:
         self.brake = brake(state.nodes, state.liveness, state.brake_released)
         self.rows: dict[str, Replica] = {}
         self._of_model: dict[str, dict[str, None]] = {}
+        self.models = {m.name: m for m in state.models}
+        self._groups = {m.name: m.group for m in state.models if m.group in state.quotas}
+        self._here: dict[str, Counter[str]] = {}
+        self._used: dict[str, Counter[str]] = {}
         self._fleet: Fleet | None = None
         # In this order once and for all: later rows have higher serials.
         for row in sorted(state.replicas, key=lambda r: (serial(r), r.id)):
-            self._enter(row)
+            self.put(row)
 
-    def _enter(self, row: Replica) -> None:
+    def put(self, row: Replica) -> None:
+        """The row is like this from now on."""
+        if (before := self.rows.get(row.id)) is not None:
+            self._count(before, -1)
         self.rows[row.id] = row
         self._of_model.setdefault(row.model, {})[row.id] = None
+        self._count(row, 1)
 
     def drop(self, row: Replica) -> None:
         """The row is gone."""
-        del self.rows[row.id]
+        self._count(self.rows.pop(row.id), -1)
         del self._of_model[row.model][row.id]
 
     def of_model(self, model: str) -> list[Replica]:
@@ -57,6 +66,11 @@ class Working:
         self.decisions.append(Decision(kind, row.model, row.id, where, reason, others))
 
     # What is the case.
+
+    def connected(self, node: str) -> bool:
+        """Whether this node can be told something."""
+        found = self.state.node(node)
+        return found is not None and found.state is NodeState.CONNECTED
 
     def lost(self, row: Replica) -> bool:
         """Whether any of its nodes is lost: a replica over several nodes is one thing. Under the brake nothing is."""
@@ -76,7 +90,7 @@ class Working:
 
     def gone(self, row: Replica) -> bool:
         """Whether it would count if its node were there."""
-        return row.goal is Goal.RUN and row.superseded_by is None and bool(row.shards) and self.lost(row)
+        return row.goal is Goal.RUN and row.superseded_by is None and self.lost(row)
 
     def ready(self, row: Replica) -> bool:
         """Rank 0 lists the model, which it cannot before all others have joined it, and none of them is going."""
@@ -96,9 +110,10 @@ class Working:
 
     def fleet_without(self, rows: frozenset[str], nodes: frozenset[str] | None = None) -> Fleet:
         """As if these rows had nothing; of these nodes only, where they are given."""
+        some = self.state.nodes if nodes is None else [n for n in self.state.nodes if n.id in nodes]
         taken: dict[str, dict[int, str]] = {}
         leaving: dict[str, set[int]] = {}
-        for node in self.state.nodes:
+        for node in some:
             here = taken[node.id] = {}
             for report in node.reports:
                 if report.state.ended:
@@ -113,7 +128,6 @@ class Working:
                 for shard in row.shards:
                     if shard.node in taken:
                         taken[shard.node].update(dict.fromkeys(shard.devices, shard.shard))
-        some = self.state.nodes if nodes is None else [n for n in self.state.nodes if n.id in nodes]
         return Fleet(some, taken, self.sizes, leaving)
 
     @cached_property
@@ -121,24 +135,54 @@ class Working:
         """How much memory profiles need."""
         return Sizes(self.state.weights, self.state.learned, self.state.looking)
 
+    def group(self, row: Replica) -> str:
+        """Whose quota a row counts against, or an empty text for nobody's."""
+        return self._groups.get(row.model, "")
+
+    def quotas(self, group: str) -> Mapping[str, int]:
+        """How many devices of each class the models of a group may have."""
+        return self.state.quotas.get(group, {}) if group else {}
+
     def here(self, model: str) -> Counter[str]:
-        """How many replicas of a model each node has a part of."""
-        return Counter(s.node for r in self.of_model(model) for s in r.shards)
+        """How many replicas of a model each node has a part of. Kept up as rows change; not to be changed."""
+        if model not in self._here:
+            self._here[model] = Counter(s.node for r in self.of_model(model) for s in r.shards)
+        return self._here[model]
 
     def used(self, group: str) -> Counter[str]:
-        """How many devices of each class the models of a group have."""
-        if not group or group not in self.state.quotas:
-            return Counter()
+        """How many devices of each class count against a group's quota. Kept up as rows change."""
+        if group not in self._used:
+            made = self._used[group] = Counter()
+            for model, of in self._groups.items():
+                for row in self.of_model(model) if of == group else ():
+                    made.update(self.charged(row))
+        return self._used[group]
+
+    def charged(self, row: Replica) -> Counter[str]:
+        """What a row's group is charged for it: its devices by class.
+
+        Nothing for what a lost node still has of it once it is replaced or wanted no more: such a node may never come
+        back, and what it has serves nobody.
+        """
         made: Counter[str] = Counter()
-        for model in self.state.models:
-            if model.group == group:
-                for row in self.of_model(model.name):
-                    for shard in row.shards:
-                        node = self.state.node(shard.node)
-                        for number in shard.devices if node is not None else ():
-                            if node is not None and (device := node.inventory.device(number)) is not None:
-                                made[device.device_class] += 1
+        if not self.group(row) or (self.lost(row) and not self.gone(row)):
+            return made
+        for shard in row.shards:
+            node = self.state.node(shard.node)
+            devices = () if node is None else (node.inventory.device(number) for number in shard.devices)
+            made.update(device.device_class for device in devices if device is not None)
         return made
+
+    def _count(self, row: Replica, by: int) -> None:
+        """Keep up what was asked for already."""
+        if not self._here and not self._used:
+            return
+        if (here := self._here.get(row.model)) is not None:
+            for shard in row.shards:
+                here[shard.node] += by
+        if (used := self._used.get(self.group(row))) is not None:
+            for name, count in self.charged(row).items():
+                used[name] += by * count
 
     # What becomes of rows.
 
@@ -165,9 +209,14 @@ class Working:
             fabric=found.fabric,
             placed=self.now,
         )
-        self._enter(row)
+        self.put(row)
         self.say(DecisionKind.PLACE, row, f"{reason}; {found.against}" if found.against else reason)
         return row
+
+    def evict(self, row: Replica, reason: str, node: str = "") -> None:
+        """End what is left of a row that can serve no more. What takes its place is placed anew."""
+        self.put(evolve(row, goal=Goal.STOP, reason=reason, since=self.now, other=None))
+        self.say(DecisionKind.EVICT, row, reason, node)
 
     def retire(self, row: Replica, reason: str, kind: DecisionKind | None = None, other: Profile | None = None) -> None:
         """Take a row out of service: drained where its engine can be told, else stopped when its node is back.
@@ -180,8 +229,8 @@ class Working:
         if not row.shards:
             self.drop(row)
             return
-        goal = Goal.STOP if self.lost(row) else Goal.DRAIN
-        self.rows[row.id] = evolve(row, goal=goal, reason=reason, since=self.now, other=other)
+        goal = Goal.STOP if self.lost_node(row) == row.shards[0].node else Goal.DRAIN
+        self.put(evolve(row, goal=goal, reason=reason, since=self.now, other=other))
         usual = DecisionKind.DRAIN if goal is Goal.DRAIN else DecisionKind.STOP
         self.say(kind or usual, row, reason)
 

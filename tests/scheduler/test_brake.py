@@ -41,6 +41,36 @@ def test_those_who_are_gone_for_good_do_not_count_and_later_ones_count_anew() ->
     assert again.nodes == ("e", "f", "g")
 
 
+def test_those_who_were_silent_before_are_no_part_of_what_the_others_are_a_share_of() -> None:
+    """Ten nodes, five of them switched off one by one long ago: three of five that fall silent are many."""
+    off = [at(f"o{n}", 10_000 + 1000 * n) for n in range(5)]
+    here = [at(f"c{n}", 1, NodeState.CONNECTED) for n in range(2)]
+    found = brake([*off, *here, at("a", 90), at("b", 90), at("c", 80)], LIVENESS, 0.0)
+    assert found is not None
+    assert (found.nodes, found.of) == (("a", "b", "c"), 5)
+    more = [at(f"d{n}", 1, NodeState.CONNECTED) for n in range(4)]
+    assert brake([*off, *here, *more, at("a", 90), at("b", 90), at("c", 80)], LIVENESS, 0.0) is None
+    then = [at(name, 90) for name in "xyz"]
+    later = brake([*off, *here, *more[:3], *(at(name, 190) for name in "abc"), *then], LIVENESS, 0.0)
+    assert later is not None, "three of eleven were few, three of the eight that were left are not"
+    assert (later.nodes, later.of) == (("x", "y", "z"), 8)
+
+
+def test_of_several_times_the_worst_is_told_and_not_every_name() -> None:
+    first = [at(f"a{n}", 500) for n in range(6)]
+    later = [at(name, 90) for name in "xyz"]
+    found = brake([*first, *later, at("c", 1, NodeState.CONNECTED)], LIVENESS, 0.0)
+    assert found is not None
+    assert found.nodes == tuple(f"a{n}" for n in range(6))
+    assert "6 of 10 nodes fell silent together (a0, a1, a2, a3, a4 and 1 more), so" in found.reason
+    five = brake(first[:5], LIVENESS, 0.0)
+    assert five is not None
+    assert "(a0, a1, a2, a3, a4), so" in five.reason
+    third = brake([at("c", 1, NodeState.CONNECTED), *first[:3], *(at(f"e{n}", 300) for n in range(3))], LIVENESS, 0.0)
+    assert third is not None
+    assert third.nodes == ("a0", "a1", "a2"), "the first of equals"
+
+
 def away(released: float = 0.0) -> tuple[ClusterState, tuple[Replica, ...]]:
     """A replica on each of three nodes that fell silent together, and a fourth that would have room for all."""
     of = model(replicas=3)

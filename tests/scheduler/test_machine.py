@@ -51,6 +51,22 @@ PROFILES = (
 )
 
 
+def _devices(state: ClusterState, row: Replica) -> list[Device]:
+    nodes = [(state.node(s.node), s.devices) for s in row.shards]
+    return [d for here, devices in nodes if here is not None for n in devices
+            if (d := here.inventory.device(n)) is not None]  # fmt: skip
+
+
+def _serves(state: ClusterState, row: Replica) -> bool:
+    said = [state.report(s, row.generation) for s in row.shards]
+    alive = [r for r in said if r is not None and not r.state.ended and r.state is not ShardState.STOPPING]
+    return bool(said) and alive == said and alive[0].state is ShardState.READY
+
+
+def _on_lost(state: ClusterState, row: Replica) -> bool:
+    return any((here := state.node(s.node)) is None or here.state is NodeState.LOST for s in row.shards)
+
+
 @st.composite
 def catalog(draw: st.DrawFn) -> tuple[Model, ...]:
     made = []
@@ -64,6 +80,7 @@ def catalog(draw: st.DrawFn) -> tuple[Model, ...]:
                 draw(st.integers(0, 3)),
                 placement=PlacementRules(per_node=draw(st.sampled_from((None, None, 1)))),
                 priority=draw(st.sampled_from((0, 0, 5))),
+                group=draw(st.sampled_from(("", "g"))),
                 min_run_s=30.0,
                 update=draw(st.sampled_from(Update)),
                 scaling=draw(st.sampled_from((None, None, Scaling(0, 2, 10, idle_s=60, down_s=30, cooldown_s=20)))),
@@ -88,6 +105,7 @@ class Reconciled(RuleBasedStateMachine):
         self.state = evolve(
             self.state,
             models=models,
+            quotas={"g": {"h100-80g": 6, SLICE: 1}},
             nodes=tuple(
                 node(name, _cards(name), domains=domains.get(name, ()), fabrics=(fabric(),) if name != "n3" else ())
                 for name in NAMES
@@ -222,6 +240,7 @@ class Reconciled(RuleBasedStateMachine):
         ids = {r.id for r in before.replicas}
         for new in (r for r in outcome.replicas if r.id not in ids and r.shards):
             self._well_placed(before, new)
+            self._within_bounds(before, outcome, new)
         for of in scaled(before.models, outcome.scales):
             self._no_more_stopped_than_allowed(before, outcome, of)
             for missing in (u for u in outcome.unplaced if u.model == of.name):
@@ -231,6 +250,19 @@ class Reconciled(RuleBasedStateMachine):
         for some in shuffled:
             random.Random(len(some)).shuffle(some)
         assert decide(evolve(before, nodes=tuple(shuffled[0]), replicas=tuple(shuffled[1])), self.now) == outcome
+
+    def _within_bounds(self, before: ClusterState, outcome: Outcome, new: Replica) -> None:
+        """What was just placed is not too much on its nodes, nor for its group."""
+        of = next(m for m in before.models if m.name == new.model)
+        for shard in new.shards:
+            here = [r for r in outcome.replicas if r.model == of.name and any(s.node == shard.node for s in r.shards)]
+            assert len(here) <= (of.placement.per_node or len(here))
+        if of.group:
+            group = {m.name for m in before.models if m.group == of.group}
+            given = [d.device_class for r in outcome.replicas if r.model in group and r.superseded_by is None
+                     and r.goal is Goal.RUN for d in _devices(before, r)]  # fmt: skip
+            for name in {d.device_class for d in _devices(before, new)}:
+                assert given.count(name) <= before.quotas[of.group].get(name, 99)
 
     def _well_placed(self, before: ClusterState, new: Replica) -> None:
         """Of one class, on nodes that are there, in one NVLink domain or on one fabric that works."""
@@ -250,9 +282,14 @@ class Reconciled(RuleBasedStateMachine):
         assert len(classes) == 1
 
     def _no_more_stopped_than_allowed(self, before: ClusterState, outcome: Outcome, of: Model) -> None:
-        """An update takes one replica away at a time."""
-        told = [d for d in outcome.decisions if d.model == of.name and d.kind is DecisionKind.DRAIN]
-        assert sum("profile" in d.reason and "wanted" not in d.reason for d in told) <= 1
+        """An update takes one replica away at a time, and what serves only while all the others do."""
+        told = [d.replica for d in outcome.decisions if d.model == of.name and d.kind is DecisionKind.DRAIN
+                and d.reason.startswith("profile ")]  # fmt: skip
+        assert len(told) <= 1
+        rows = [r for r in outcome.replicas if r.model == of.name]
+        if any(r.id in told and _serves(before, r) for r in rows):
+            assert all(r.shards and _serves(before, r) for r in rows
+                       if r.goal is Goal.RUN and r.superseded_by is None and not _on_lost(before, r))  # fmt: skip
 
     @invariant()
     def nothing_is_given_out_twice(self) -> None:

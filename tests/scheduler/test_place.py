@@ -85,6 +85,63 @@ def test_spread_and_per_node() -> None:
     assert full.candidates[0].refusals[0].reason == "a has 1 of m, placement.per_node allows 1"
 
 
+def test_of_nodes_that_are_alike_the_one_with_fewer_of_the_model_is_taken() -> None:
+    nodes = (node("a", eight("a")), node("b", eight("b")), node("c", eight("c")))
+    found = place(model(), Fleet(nodes, {}), {"a": 3, "b": 2, "c": 1}, {}, {})
+    assert isinstance(found, Placement)
+    assert found.parts[0].node == "c"
+
+
+def test_what_turned_a_node_down_is_what_does_so_now() -> None:
+    pairs = node("a", tuple(device(n) for n in range(4)), domains=((0, 1), (2, 3)))
+    fleet = Fleet((pairs, node("b", eight("b"))), {"a": {0: "x", 2: "x"}})
+    of = model("m", 1, profile(gpus=2))
+    said = []
+    for taken in ((), (1,)):
+        fleet.take("a", taken, "y")
+        found = place(of, fleet, {}, {}, {})
+        assert isinstance(found, Placement)
+        said.append(found.against)
+    assert said[0].startswith("other nodes could not (1 by nvlink, such as a: 2 devices of one NVLink domain needed")
+    assert said[1] == (
+        "other nodes could not (1 by devices, such as a: 1 of 2 devices short: gpu-0 runs x, gpu-1 runs y, gpu-2 runs x)"
+    )
+
+
+def test_a_node_is_asked_for_the_classes_that_it_has() -> None:
+    either = model("m", 1, profile(classes=("h100-80g", "l40s-45g")))
+    here = node("n1", (device(0, "l40s-45g", fault="fell off the bus"), device(1, "l40s-45g")))
+    found = put(either, (here,), {"n1": {1: "x"}})
+    assert isinstance(found, NoPlace)
+    (refusal,) = found.candidates[0].refusals
+    assert refusal.reason == "1 of 1 devices short: gpu-0 fell off the bus, gpu-1 runs x"
+    assert refusal.remedy == "wait for a device, lower the replicas of what runs there, or add a node"
+
+
+def test_a_fabric_whose_nodes_have_enough_of_the_model_says_so() -> None:
+    nodes = (node("n1", fabrics=(fabric(),)), node("n2", fabrics=(fabric(),)))
+    one = evolve(model("m", 1, wide()), placement=PlacementRules(per_node=1))
+    found = place(one, Fleet(nodes, {}), {"n1": 1}, {}, {})
+    assert isinstance(found, NoPlace)
+    assert found.candidates[0].refusals[0].reason == (
+        "needs one fabric over 2 nodes of h100-80g: rack-1 has 1 (n2, 1 x infiniband); "
+        "n1 has 1 of m, placement.per_node allows 1"
+    )
+
+
+def test_the_remedy_is_for_what_keeps_the_devices() -> None:
+    old = (device(0, "a100-80g"),)
+    for devices_, of, said in (
+        ((device(0, used_mib=50_000),), profile(), "stop the process that holds the memory"),
+        ((device(0, fault="fell off the bus"),), profile(), "repair the device (see llmgw agent inventory), or add"),
+        (old, profile(classes=("a100-80g",), quantization="fp8"), "drop quantization fp8, or use newer devices"),
+        (old, profile(gpus=2, classes=("a100-80g",)), "add devices, or use a smaller profile"),
+    ):
+        found = put(model("m", 1, of), (node("n1", devices_),))
+        assert isinstance(found, NoPlace)
+        assert found.candidates[0].refusals[0].remedy.startswith(said)
+
+
 def test_labels_and_taints() -> None:
     nodes = (
         evolve(node("a"), labels={"zone": "east"}),
@@ -144,13 +201,16 @@ def test_devices_near_the_fabric_are_taken_for_several_nodes() -> None:
 @settings(max_examples=60, deadline=None)
 def test_what_is_kept_up_is_what_a_fresh_look_would_find(data: st.DataObject) -> None:
     nodes = tuple(
-        node(f"n{n}", data.draw(devices()), domains=data.draw(st.sampled_from(((), ((0, 1), (2, 3))))))
+        node(f"n{n}", data.draw(devices()), domains=data.draw(st.sampled_from(((), ((0, 1), (2, 3))))),
+             fabrics=data.draw(st.sampled_from(((fabric(),), (fabric(), fabric("rack-2")), (fabric(ports=2),)))))
         for n in range(data.draw(st.integers(1, 5)))
-    )
+    )  # fmt: skip
     rules = PlacementRules(policy=data.draw(st.sampled_from(Packing)))
     kept, taken, here = Fleet(nodes, {}), {n.id: {} for n in nodes}, {}
     for serial in range(8):
-        of = evolve(model("m", 1, profile(gpus=data.draw(st.integers(1, 3)))), placement=rules)
+        gpus = data.draw(st.integers(1, 3))
+        some = data.draw(st.sampled_from((profile(gpus=gpus), wide(2, gpus))))
+        of = evolve(model("m", 1, some), placement=rules)
         found = place(of, kept, here, {}, {})
         assert found == place(of, Fleet(nodes, taken), here, {}, {})
         if isinstance(found, Placement):

@@ -15,7 +15,7 @@ from llmgw.scheduler.plan import Move, Plan, plan
 from llmgw.scheduler.simulate import ROUNDS, play
 from llmgw.scheduler.state import ClusterState, NodeState, ShardState
 from llmgw.scheduler.what_if import with_model, with_settings
-from llmgw.settings.catalog import Model, PlacementRules
+from llmgw.settings.catalog import Model, PlacementRules, Scaling
 from llmgw.settings.document import Liveness, NodeRules, Settings
 from tests.scheduler.clusters import (
     NOW,
@@ -45,6 +45,13 @@ def running(*nodes_: object, of: Model | None = None) -> ClusterState:
     replica = row(of=of)
     here = node("n1", (device(0), device(1)), reports=(report(replica, ShardState.READY),))
     return cluster((here, *nodes_), (of,), (replica,))  # type: ignore[arg-type]
+
+
+def test_a_number_that_is_asked_about_holds_whatever_the_load_says() -> None:
+    of = evolve(model("m", 1), scaling=Scaling(1, 8, 10))
+    state = cluster((node("n1", tuple(device(n) for n in range(4))),), (of,))
+    assert with_model(state, "m", 3, None).models == (model("m", 3),)
+    assert with_model(state, "m", None, None).models == (of,)
 
 
 def test_more_replicas_where_and_why_not_elsewhere() -> None:

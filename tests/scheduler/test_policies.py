@@ -38,14 +38,14 @@ LOW, MID, HIGH = model("low", 2), evolve(model("mid"), priority=5), evolve(model
 def test_the_important_take_from_the_least_important_and_drain_first() -> None:
     state = evolve(running(LOW), models=(LOW, HIGH))
     outcome = decide(state, NOW)
-    assert kinds(outcome) == [(DecisionKind.PREEMPT, "low-100")]
+    assert kinds(outcome) == [(DecisionKind.PREEMPT, "low-101")]
     assert outcome.decisions[0].reason == "high (priority 10) takes its devices, it has priority 0"
-    assert [r.goal for r in outcome.replicas] == [Goal.DRAIN, Goal.RUN]
+    assert [r.goal for r in outcome.replicas] == [Goal.RUN, Goal.DRAIN]
     short = {u.model: u.reason for u in outcome.unplaced}
     assert "devices are taken from models of a lower priority" in short["high"]
     # While it drains nothing more is taken, and what comes free is not given back to who had it.
     outcome = decide(after(state, outcome), NOW + 1)
-    assert kinds(outcome) == [(DecisionKind.STOP, "low-100")]
+    assert kinds(outcome) == [(DecisionKind.STOP, "low-101")]
     assert "it gets what is being stopped" in {u.model: u.reason for u in outcome.unplaced}["high"]
     state = settled(after(state, outcome), NOW + 2)
     assert sorted((r.model, r.goal) for r in state.replicas) == [("high", Goal.RUN), ("low", Goal.RUN)]
@@ -82,7 +82,7 @@ def test_memory_of_who_gives_way_is_no_strangers() -> None:
     here = evolve(here, inventory=evolve(here.inventory, devices=used))
     state = evolve(state, nodes=(here,), models=(LOW, HIGH))
     outcome = decide(state, NOW)
-    assert kinds(outcome) == [(DecisionKind.PREEMPT, "low-100")]
+    assert kinds(outcome) == [(DecisionKind.PREEMPT, "low-101")]
     short = {u.model: u.reason for u in decide(after(state, outcome), NOW + 1).unplaced}
     assert "it gets what is being stopped" in short["high"]
 
@@ -103,8 +103,8 @@ def test_who_has_devices_keeps_them_for_a_while() -> None:
     outcome = decide(state, NOW)
     assert kinds(outcome) == []
     assert outcome.wake_at == NOW + 200
-    assert "may keep their devices for 200 s yet (min_run_s)" in outcome.unplaced[0].reason
-    assert kinds(decide(state, NOW + 200)) == [(DecisionKind.PREEMPT, "low-100")]
+    assert "it takes the devices of low-101 once that had them for 300 s (min_run_s)" in outcome.unplaced[0].reason
+    assert kinds(decide(state, NOW + 200)) == [(DecisionKind.PREEMPT, "low-101")]
 
 
 def edited(of: Model, **change: object) -> tuple[Model, Profile]:

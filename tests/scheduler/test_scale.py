@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from llmgw.scheduler.decide import decide
 from llmgw.scheduler.explain import DecisionKind
-from llmgw.scheduler.scale import Demand, Scale, scale
+from llmgw.scheduler.scale import Demand, Scale, scale, scaled
 from llmgw.scheduler.state import ClusterState
 from llmgw.settings.catalog import Scaling
 from tests.scheduler.clusters import NOW, device, model, node
@@ -36,9 +36,12 @@ def test_more_only_when_the_load_asked_for_it_long_enough_and_not_soon_after_a_c
     assert after(RULES, at(1), (1000, busy), (1014, busy)).number == 1
     assert after(RULES, at(1), (1000, busy), (1015, busy)).number == 3
     assert after(RULES, at(1), (1000, busy), (1010, Demand(5)), (1015, busy)).number == 1, "it was interrupted"
+    assert after(RULES, at(1), (1000, busy), (1010, Demand(5)), (1015, busy), (1029, busy)).number == 1
     cooling, due = scale(RULES, busy, at(1, changed=990), 1010)
     assert (cooling.number, due) == (1, 1050)
     assert cooling.reason.endswith("(cooldown_s after the last change)")
+    assert scale(RULES, busy, at(1, changed=945), 1000)[0].reason.endswith("(up_s)"), "what ends later is waited for"
+    assert scaled((model("m", 2),), {"m": at(5)}) == (model("m", 2),), "it follows its load no more"
 
 
 def test_the_mildest_of_what_was_asked_for_counts() -> None:
@@ -75,6 +78,9 @@ def test_zero_after_idle_time_and_back_at_once() -> None:
     assert (still.number, still.reason) == (0, "no request for 8000 s")
     back, _ = scale(ZERO, Demand(waiting=1, asked=9001), gone, 1901)
     assert (back.number, back.reason) == (1, "1 waiting, and no replica"), "no cooldown for who waits already"
+    long = Demand(running=1, asked=1000)
+    assert after(ZERO, at(1), (9000, long)).number == 1, "its one request takes longer than idle_s"
+    assert after(ZERO, gone, (1901, long)).number == 0, "what runs is in an engine that is drained"
 
 
 def test_a_model_that_is_new_is_idle_from_then_on() -> None:
@@ -126,6 +132,25 @@ def test_a_steady_load_comes_to_rest(running: int, start: int, minutes: int) -> 
         changes += before.number != found.number
     assert changes <= 1
     assert scale(RULES, Demand(running, asked=now), found, now + 5)[0].number == found.number
+
+
+@given(st.integers(1, 6), st.floats(0.05, 5.9), st.integers(1, 30))
+def test_what_long_requests_hold_is_no_reason_to_come_and_go(start: int, held: float, running: int) -> None:
+    """``held`` replicas' worth of KV cache is in use however many there are; with a full one requests wait."""
+    now, found, changes = 1000.0, at(start, 1000.0), []
+    for _ in range(400):
+        now += 60.0
+        full = held / found.number >= 1.0
+        load = Demand(running, 1 if full else 0, min(1.0, held / found.number), asked=now)
+        before, (found, _) = found, scale(RULES, load, found, now)
+        changes += [found.number > before.number] if found.number != before.number else []
+    assert len(set(changes)) <= 1, "up and down again"
+
+
+def test_no_request_holds_no_cache() -> None:
+    """llama.cpp keeps what it computed, and says so, when nobody asks for it any more."""
+    kept = Demand(kv_usage=1.0)
+    assert after(RULES, at(3), (1000, kept), (1300, kept)).number == 1
 
 
 def test_decide_follows_the_load_and_says_so() -> None:

@@ -249,6 +249,29 @@ def test_a_higher_measurement_never_lowers_the_need(gib: int, kind: EngineKind, 
     assert absorbed(other, one) == other
 
 
+def test_the_least_that_it_ran_in_counts_in_whatever_order_it_was_learned() -> None:
+    more, less = Learned("d", "h100-80g", 19 * 1024, NOW), Learned("d", "a100-80g", 15 * 1024, NOW)
+    for ran in ((more, less), (less, more)):
+        assert corrected(counted(20), EngineKind.VLLM, "l40s-45g", ran).needed == 15 * GIB
+        assert corrected(counted(20), EngineKind.LLAMACPP, "l40s-45g", ran).needed == 19 * GIB
+    assert absorbed(None, less) is less
+    assert absorbed(less, evolve(less, held_mib=less.held_mib + 1)) is less, "not worth writing down"
+
+
+@pytest.mark.parametrize(
+    ("load", "serving", "held"),
+    [((0, 0), (0, 0), None), ((0, 1), (0, 0), 1), ((7, 0), None, 7), (None, (0, 9), 9), (None, None, None)],
+)
+def test_the_most_that_any_of_its_devices_held_is_the_lesson(
+    load: tuple[int, ...] | None, serving: tuple[int, ...] | None, held: int | None
+) -> None:
+    served = evolve(report(row(devices=(0, 1)), ShardState.READY), load_mib=load, serving_mib=serving)
+    found = lesson(served, node().inventory, NOW)
+    assert (found.held_mib if found is not None else None) == held
+    mixed = node(devices=(device(0), device(1, "l40s-45g"))).inventory
+    assert lesson(served, mixed, NOW) is None
+
+
 def test_lessons_are_of_shards_that_serve() -> None:
     replica = row(devices=(0, 1), of=model("m", 1, profile(gpus=2)))
     here = node().inventory
