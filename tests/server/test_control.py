@@ -313,9 +313,9 @@ async def test_a_node_that_does_not_answer_is_waited_for_a_while(
 ) -> None:
     async with plane.agent(weights=NOTHING) as session, beating(session):
         await expect(session, LookForWeights)
-        began = trio.current_time()
+        began = trio.current_time()  # and its time began with the registration, a little before that
         await expect(session, StartShard)
-        assert 9 < trio.current_time() - began < 40
+        assert 8 < trio.current_time() - began < 40
 
 
 async def test_new_settings_ask_for_new_weights(plane: Plane, autojump_clock: trio.testing.MockClock) -> None:
