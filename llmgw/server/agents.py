@@ -90,7 +90,7 @@ class _NodeSession:
         self.queue.append(message)
         self.ready.set()
 
-    def answer(self, message: HeartbeatSeen | NotUnderstood) -> None:
+    def answer(self, message: NotUnderstood) -> None:
         """Queue what the agent can do without, should it be one that asks much and reads nothing."""
         if not self.full:
             self.put(message)
@@ -265,7 +265,7 @@ class Agents:
             row: NodeRow | None = None
             match message:
                 case Heartbeat(sequence=sequence, loads=loads):
-                    mine.answer(HeartbeatSeen(sequence))
+                    mine.session.offer(HeartbeatSeen(sequence))
                     self._cluster.worked(node, loads)
                     if now - stored_at > _REMEMBER_HEARD_S:
                         row = self._cluster.row(node)
