@@ -80,7 +80,7 @@ class Certificate:
         names = ", ".join(self.names) or "none"
         return (
             f"subject {self.subject}; SAN {names}; serial {self.serial:x}; issuer {self.issuer}; "
-            f"valid {_day(self.not_before)} to {_day(self.not_after)}"
+            f"valid {day(self.not_before)} to {day(self.not_after)}"
         )
 
 
@@ -332,5 +332,6 @@ def _minute(when: float) -> str:
     return datetime.fromtimestamp(when, UTC).strftime("%Y-%m-%d %H:%M UTC")
 
 
-def _day(when: float) -> str:
+def day(when: float) -> str:
+    """A time for people, to the minute, in UTC."""
     return datetime.fromtimestamp(when, UTC).strftime("%Y-%m-%dT%H:%MZ")

@@ -1,0 +1,26 @@
+"""When a certificate is renewed. Pure."""
+
+from __future__ import annotations
+
+_SHARE = 0.67
+_SPREAD = 0.1
+_NOW_S = 60.0
+
+
+def renew_at(not_before: float, not_after: float, draw: float) -> float:
+    """When to renew, in seconds since the epoch: after about 67 % of the life, 62 to 72 by ``draw`` from 0 to 1.
+
+    Nodes that got their certificates together do not come for new ones together.
+    """
+    return not_before + (not_after - not_before) * (_SHARE + _SPREAD * (draw - 0.5))
+
+
+def due_at(not_before: float, not_after: float, draw: float, told: float | None) -> float:
+    """As :func:`renew_at`, or within a minute of when the control plane said that it is time."""
+    usual = renew_at(not_before, not_after, draw)
+    return usual if told is None else min(usual, told + _NOW_S * draw)
+
+
+def retry_s(failures: int, draw: float) -> float:
+    """How long to wait after so many failures in a row: half a minute doubling up to half an hour, jittered."""
+    return min(1800.0, 30.0 * 2.0 ** min(failures, 10)) * (0.5 + 0.5 * draw)
