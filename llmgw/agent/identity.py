@@ -107,12 +107,13 @@ class NodeIdentity:
     async def _take(self, session: Session, bundle: TrustBundle) -> None:
         """Trust what the cluster trusts, as long as that does not leave us without this control plane."""
         try:
-            shown = {c.sha256 for c in session.chain}
-            if not shown & {fingerprint(c) for c in certificates(bundle.certificates.encode(), "the CA bundle")}:
+            new = {fingerprint(c) for c in certificates(bundle.certificates.encode(), "the CA bundle")}
+            if not new & {fingerprint(c) for c in await trio.to_thread.run_sync(self._own.cas)}:
                 raise OperatorError(
-                    "the CA bundle from the control plane", "does not hold the CA of its own certificate",
-                    "the old one stays; add that CA to the bundle that server.yaml names",
-                )  # fmt: skip
+                    "the CA bundle from the control plane",
+                    "holds none of the CAs that this node trusts",
+                    "the old one stays; let both be in the bundle that server.yaml names until every node has both",
+                )
             if await trio.to_thread.run_sync(self._own.trust, bundle.certificates):
                 self._log.info("other CAs are trusted from now on")
             await self._hold(session)

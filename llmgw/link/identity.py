@@ -226,8 +226,8 @@ def check(
     node = identity(leaf, node_uri(rules.trust_domain, ""))
     if node is None:
         return Refused("identity", node_uri(rules.trust_domain, "ID"), leaf.uris[0], line, reissue)
-    if (denied := rules.deny.find(node, chain)) is not None:
-        return _denied(denied, line)
+    if (entry := rules.deny.find(node, chain)) is not None:
+        return denied(entry, leaf)
     if rules.nodes is not None and node not in rules.nodes:
         remedy = f"add {node} to link.nodes in server.yaml and restart the server"
         return Refused("allow-list", "a node that link.nodes in server.yaml names", node, line, remedy)
@@ -306,13 +306,14 @@ def _outdated(link: Certificate, name: str, now: float, line: str, reissue: str,
     return Refused("validity", wanted, found, line, remedy)
 
 
-def _denied(denied: Denied, line: str) -> Refused:
+def denied(entry: Denied, leaf: Certificate) -> Refused:
+    """The refusal that an entry of the deny list makes."""
     return Refused(
         "deny list",
-        f"a {denied.kind} that is not on the deny list",
-        f"{denied.kind} {denied.value}, denied: {denied.reason}",
-        line,
-        f"if that is over: llmgw ctl deny lift {denied.kind} {denied.value}",
+        f"a {entry.kind} that is not on the deny list",
+        f"{entry.kind} {entry.value}, denied: {entry.reason}",
+        str(leaf),
+        f"if that is over: llmgw ctl deny lift {entry.kind} {entry.value}",
     )
 
 

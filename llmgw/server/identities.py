@@ -132,8 +132,8 @@ class Identities:
     def check(self, node: str, shown: tuple[Certificate, ...], chain: tuple[Certificate, ...]) -> Refused | None:
         """Whether an open session may go on; it was opened with ``shown`` and may have been renewed to ``chain``."""
         rules = evolve(self.rules, trusted=frozenset(self._files.now.fingerprints))
-        if shown != chain and rules.deny.find(node, shown) is not None:
-            chain = shown
+        if (entry := rules.deny.find(node, shown)) is not None:  # a renewal does not wash off what was shown
+            return identity.denied(entry, shown[0])
         return identity.check(chain, node, self._clock(), rules)
 
     def turned_away(self, remote: str, node: str, refused: Refused) -> None:
