@@ -29,16 +29,24 @@ from llmgw.link.session import LinkRefused, PeerGone, Session
 from llmgw.telemetry.logging import logger
 
 _ANSWER_S = 30.0
-_LOOK_S = 60.0
-"""Clocks are set: how long to wait is worked out anew this often."""
 
 
 class NodeIdentity:
-    """One node's certificate and the CAs that it trusts. ``clock`` is in seconds since the epoch."""
+    """One node's certificate and the CAs that it trusts. ``clock`` is in seconds since the epoch.
+
+    Clocks are set, so how long to wait is worked out anew every ``look_s`` seconds.
+    """
 
     def __init__(
-        self, node: str, trust_domain: str, own: OwnFiles, clock: Callable[[], float], source: random.Random
+        self,
+        node: str,
+        trust_domain: str,
+        own: OwnFiles,
+        clock: Callable[[], float],
+        source: random.Random,
+        look_s: float = 60.0,
     ) -> None:
+        self._look_s = look_s
         self._node = node
         self._trust_domain = trust_domain
         self._own = own
@@ -87,20 +95,20 @@ class NodeIdentity:
             if bundle is not None and bundle != taken:
                 taken = bundle
                 await self._take(session, bundle)
-            wait_s = _LOOK_S
+            wait_s = self._look_s
             if taken is not None and taken.renewal:
                 wait_s = await self._due_s()
                 if wait_s <= 0:
                     await self._renew(session)
                     continue
-            with trio.move_on_after(min(wait_s, _LOOK_S)):
+            with trio.move_on_after(min(wait_s, self._look_s)):
                 await self._heard.wait()
 
     async def _due_s(self) -> float:
         try:
             own = await trio.to_thread.run_sync(self._own.certificate)
         except OperatorError:
-            return _LOOK_S  # the next connection says what is wrong with it
+            return self._look_s  # the next connection says what is wrong with it
         due = due_at(own.not_before, own.not_after, self._draw, self._told_at)
         return max(due, self._not_before_s) - self._clock()
 
