@@ -29,7 +29,7 @@ from llmgw.link.messages import (
 )
 from llmgw.link.server import Gate
 from llmgw.link.trust import TrustFiles
-from llmgw.server.roots import Standing
+from llmgw.server.roots import Standing, possible
 from llmgw.server.tokens import check_new, refusal
 from llmgw.settings.daemon import Issuing, LinkListener
 from llmgw.store.identity import DenyRow, Event, HeldRow, IdentityStore, IssuedRow, TokenRow
@@ -64,7 +64,7 @@ class Identities:
         self._changed = changed
         self._deny = DenyList()
         self._held: dict[str, HeldRow] = {}
-        self._issued_at: dict[str, float] = {}
+        self._issued: dict[str, IssuedRow] = {}
         self._told: dict[str, tuple[str, str]] = {}
         self._events: list[Event] = []
         self._woken = trio.Event()
@@ -73,6 +73,7 @@ class Identities:
     async def load(self) -> None:
         """Take up what is remembered, and say what is off."""
         self._held = {row.node: row for row in await self._store.held()}
+        self._issued = {row.node: row for row in await self._store.newest_issued()}
         await self._read_denied()
         if self._listener.issuing is None:
             self._log.info("joining and renewal are off", reason=_OFF)
@@ -215,7 +216,8 @@ class Identities:
 
     async def renew(self, node: str, request: RenewCertificate, remote: str) -> Granted | RenewalRefused:
         """Renew over an open session."""
-        if self._clock() - self._issued_at.get(node, 0.0) < _BETWEEN_S:
+        newest = self._issued.get(node)
+        if newest is not None and 0 <= self._clock() - newest.at < _BETWEEN_S:
             return RenewalRefused("it was renewed a moment ago", f"ask again in {_BETWEEN_S:g} s")
         granted = await self._grant(node, request.request, remote, "renewed")
         if isinstance(granted, Refused):
@@ -240,13 +242,14 @@ class Identities:
                 raise OperatorError(f"node {node}", "is not among link.nodes", "add it there in server.yaml")
             leaf = issuer.node(node, key, issuing.node_hours * 3600, now)
             serial, root = f"{leaf.serial_number:x}", fingerprint(issuer.root)
+            row = IssuedRow(serial, node, sha256, root, leaf.not_valid_after_utc.timestamp(), now)
             await self._store.issued(
-                IssuedRow(serial, node, sha256, root, leaf.not_valid_after_utc.timestamp(), now),
+                row,
                 self._event(kind, node, remote, f"serial {serial}, key {sha256}"),
             )
         except LlmgwError as wrong:
             return _no_request(wrong)
-        self._issued_at[node] = now
+        self._issued[node] = row
         chain = tuple(identity.read(c) for c in (leaf, issuer.issuing.certificate, issuer.root))
         return Granted(CertificateIssued(issuer.chain(leaf).decode(), self._files.now.bundle_pem), chain)
 
@@ -293,11 +296,13 @@ class Identities:
         return TrustBundle(now.bundle_pem, renewal=now.issuer is not None, renew_now=other)
 
     def standings(self) -> tuple[Standing, ...]:
-        """What every node that is not denied uses."""
+        """What every node that is not denied may be using."""
+        nodes = sorted(self._held.keys() | self._issued.keys())
         return tuple(
-            Standing(row.node, row.root, row.not_after, row.cas)
-            for row in self._held.values()
-            if self._deny.find(row.node, ()) is None
+            standing
+            for node in nodes
+            if self._deny.find(node, ()) is None
+            for standing in possible(self._held.get(node), self._issued.get(node))
         )
 
     def held(self) -> tuple[HeldRow, ...]:
@@ -360,6 +365,7 @@ class Identities:
         """Forget a node; whether there was one."""
         there = await self._store.forget_node(node, self._event("evicted", node, by, "forgotten"))
         self._held.pop(node, None)
+        self._issued.pop(node, None)
         return there
 
     async def events(self, limit: int) -> tuple[Event, ...]:
