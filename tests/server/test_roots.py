@@ -29,6 +29,7 @@ def test_who_is_waited_for() -> None:
     assert {n.node for n in needing("new", nodes, 0.0, GRACE)} == {"done"}
     assert {n.node for n in lacking("new", (evolve(nodes[1], not_after=-1.0),), 0.0, GRACE)} == {"old-only"}
     assert not lacking("new", (nodes[3],), 0.0, GRACE)
+    assert needing("old", (Standing("left", "new", 10.0, ("old",)),), 0.0, GRACE), "it could not get the new root"
 
 
 @frozen
