@@ -54,7 +54,7 @@ class NodeIdentity:
         self._source = source
         self._draw = source.random()
         self._bundle: TrustBundle | None = None
-        self._told_at: float | None = None
+        self._wanted: tuple[float, float] | None = None
         self._answer: CertificateIssued | RenewalRefused | None = None
         self._heard = trio.Event()
         self._failures = 0
@@ -67,17 +67,17 @@ class NodeIdentity:
         """The control plane said something of it."""
         if isinstance(message, TrustBundle):
             self._bundle = message
-            if not message.renew_now:
-                self._told_at = None
-            elif self._told_at is None:
-                self._told_at = self._clock()
+            if message.renew_within_s is None:
+                self._wanted = None
+            elif self._wanted is None:
+                self._wanted = self._clock(), message.renew_within_s
         else:
             self._answer = message
         self._heard.set()
 
     def connected(self) -> None:
         """A session was opened: what was said in others does not count."""
-        self._bundle = self._answer = self._told_at = None
+        self._bundle = self._answer = self._wanted = None
 
     def _answered(self) -> CertificateIssued | RenewalRefused | None:
         answer, self._answer = self._answer, None
@@ -109,7 +109,7 @@ class NodeIdentity:
             own = await trio.to_thread.run_sync(self._own.certificate)
         except OperatorError:
             return self._look_s  # the next connection says what is wrong with it
-        due = due_at(own.not_before, own.not_after, self._draw, self._told_at)
+        due = due_at(own.not_before, own.not_after, self._draw, self._wanted)
         return max(due, self._not_before_s) - self._clock()
 
     async def _take(self, session: Session, bundle: TrustBundle) -> None:
@@ -179,7 +179,7 @@ class NodeIdentity:
         return identity.read(chain[0])
 
     def _renewed(self, leaf: Certificate) -> None:
-        self._failures, self._not_before_s, self._told_at, self._said = 0, 0.0, None, ""
+        self._failures, self._not_before_s, self._wanted, self._said = 0, 0.0, None, ""
         self._draw = self._source.random()
         self._log.info("certificate renewed", serial=f"{leaf.serial:x}", ends=identity.day(leaf.not_after))
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 _SHARE = 0.67
 _SPREAD = 0.1
-_NOW_S = 60.0
 
 
 def renew_at(not_before: float, not_after: float, draw: float) -> float:
@@ -15,10 +14,15 @@ def renew_at(not_before: float, not_after: float, draw: float) -> float:
     return not_before + (not_after - not_before) * (_SHARE + _SPREAD * (draw - 0.5))
 
 
-def due_at(not_before: float, not_after: float, draw: float, told: float | None) -> float:
-    """As :func:`renew_at`, or within a minute of when the control plane said that it is time."""
+def due_at(not_before: float, not_after: float, draw: float, wanted_by: tuple[float, float] | None) -> float:
+    """As :func:`renew_at`, or somewhere within the time in which the control plane wants it: its begin and length."""
     usual = renew_at(not_before, not_after, draw)
-    return usual if told is None else min(usual, told + _NOW_S * draw)
+    return usual if wanted_by is None else min(usual, wanted_by[0] + wanted_by[1] * draw)
+
+
+def spread_s(nodes: int) -> float:
+    """In how much time so many nodes are to renew when all of them have to: ten in a second, a minute at most."""
+    return min(60.0, nodes / 10)
 
 
 def retry_s(failures: int, draw: float) -> float:

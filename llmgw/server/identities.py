@@ -27,6 +27,7 @@ from llmgw.link.messages import (
     RenewCertificate,
     TrustBundle,
 )
+from llmgw.link.renewal import spread_s
 from llmgw.link.server import Gate
 from llmgw.link.trust import TrustFiles
 from llmgw.server.roots import Standing, possible
@@ -293,7 +294,8 @@ class Identities:
         """What this node is told of the CAs."""
         now, held = self._files.now, self._held.get(node)
         other = now.issuer is not None and held is not None and held.root != fingerprint(now.issuer.root)
-        return TrustBundle(now.bundle_pem, renewal=now.issuer is not None, renew_now=other)
+        within_s = spread_s(len(self._held)) if other else None
+        return TrustBundle(now.bundle_pem, renewal=now.issuer is not None, renew_within_s=within_s)
 
     def standings(self) -> tuple[Standing, ...]:
         """What every node that is not denied may be using."""

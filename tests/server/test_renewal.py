@@ -36,7 +36,7 @@ def test_when_a_certificate_is_renewed() -> None:
     assert min(spread) == pytest.approx(62)
     assert max(spread) == pytest.approx(72)
     assert due_at(0, 86400, 0.5, None) == renew_at(0, 86400, 0.5)
-    assert due_at(0, 86400, 0.5, 1000) == 1030
+    assert due_at(0, 86400, 0.5, (1000, 60)) == 1030
 
 
 @given(st.integers(0, 1000), st.floats(0, 1))
@@ -299,7 +299,7 @@ async def test_a_bundle_comes_after_the_welcome_and_is_answered(tmp_path: Path) 
             assert isinstance(await session.receive(), Welcome)
             bundle = await session.receive()
             assert isinstance(bundle, TrustBundle)
-            assert (bundle.renewal, bundle.renew_now) == (True, False)
+            assert (bundle.renewal, bundle.renew_within_s) == (True, None)
             assert bundle.certificates == (tmp_path / "server/ca.pem").read_text()
 
 
