@@ -1,4 +1,4 @@
-"""``llmgw config``: check what was written before a daemon has to."""
+"""``llmgw config``: check what was written before a daemon has to; and what the daemons say to each other."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from llmgw.store.files import read_text
 
 @click.group(name="config")
 def command() -> None:
-    """Check configuration files."""
+    """Check configuration files, and print the schema of the link's messages."""
 
 
 @command.command()
@@ -54,3 +54,17 @@ def check(ctx: click.Context, file: Path, kind: str | None, as_json: bool) -> No
         click.echo(json.dumps({"file": str(file), "kind": kind, "ok": True, "faults": []}, indent=2))
     else:
         click.echo(f"{file}: correct ({kind})")
+
+
+@command.command("link-schema")
+def link_schema() -> None:
+    """Print the JSON schema of every message between agents and control planes.
+
+    docs/link.schema.json is its output, so that a review sees what a change does to the wire.
+    """
+    from llmgw.cli.schema import wire_schema
+    from llmgw.link.codec import DOWN, JOIN_ANSWERS, JOINING, UP
+    from llmgw.link.messages import PROTOCOL
+
+    tables = {"up": UP, "down": DOWN, "joining": JOINING, "joining-answers": JOIN_ANSWERS}
+    click.echo(json.dumps(wire_schema("llmgw link", PROTOCOL, tables), indent=2))

@@ -1,9 +1,10 @@
-"""JSON schemas of our classes, for programs that read what ``--json`` prints."""
+"""JSON schemas of our classes: for programs that read what ``--json`` prints, and for reviews of the wire."""
 
 from __future__ import annotations
 
 import inspect
 import re
+from collections.abc import Mapping
 from enum import Enum
 from types import UnionType
 from typing import Any, Union, get_args, get_origin, get_type_hints
@@ -11,45 +12,70 @@ from typing import Any, Union, get_args, get_origin, get_type_hints
 import attrs
 
 Json = dict[str, Any]
+_DRAFT = "https://json-schema.org/draft/2020-12/schema"
 _PLAIN: dict[type, str] = {str: "string", bool: "boolean", int: "integer", float: "number", type(None): "null"}
 
 
 def json_schema(kind: type) -> Json:
     """The schema (draft 2020-12) of an attrs class as the wire has it. Fields of a newer version may be added."""
-    defs: dict[str, Json] = {}
-    _class(kind, defs)
-    top = defs.pop(kind.__name__)
-    return {"$schema": "https://json-schema.org/draft/2020-12/schema", "title": kind.__name__, **top, "$defs": defs}
+    defs = _Definitions()
+    defs.add(kind)
+    top = defs.made.pop(kind.__name__)
+    return {"$schema": _DRAFT, "title": kind.__name__, **top, "$defs": defs.made}
 
 
-def _class(kind: type, defs: dict[str, Json]) -> Json:
-    if kind.__name__ not in defs:
-        defs[kind.__name__] = {}  # a class may hold itself
-        hints = get_type_hints(kind)
-        defs[kind.__name__] = {
-            "type": "object",
-            "description": _said(kind),
-            "properties": {f.name: _type(hints[f.name], defs) for f in attrs.fields(kind)},
-            "required": [f.name for f in attrs.fields(kind)],
-        }
-    return {"$ref": f"#/$defs/{kind.__name__}"}
+def wire_schema(title: str, version: int, tables: Mapping[str, Mapping[str, type]]) -> Json:
+    """The schema of all that may be said, by direction and tag; what has a default may be left out.
+
+    A message has its tag under ``type`` besides. Fields and tags of a newer version may be added.
+    """
+    defs = _Definitions(may_be_left_out=True)
+    said = {way: {tag: defs.add(kind) for tag, kind in table.items()} for way, table in tables.items()}
+    return {"$schema": _DRAFT, "title": title, "version": version, **said, "$defs": dict(sorted(defs.made.items()))}
+
+
+class _Definitions:
+    """Schemas of classes, each once. ``may_be_left_out``: fields with a default need not be there."""
+
+    def __init__(self, *, may_be_left_out: bool = False) -> None:
+        self.made: dict[str, Json] = {}
+        self._kinds: dict[str, type] = {}
+        self._may_be_left_out = may_be_left_out
+
+    def add(self, kind: type) -> Json:
+        """A reference to the class's schema."""
+        name = kind.__name__
+        if self._kinds.setdefault(name, kind) is not kind:
+            raise TypeError(f"two classes are named {name}")
+        if name not in self.made:
+            self.made[name] = {}  # a class may hold itself
+            hints = get_type_hints(kind)
+            fields = attrs.fields(kind)
+            self.made[name] = {
+                "type": "object",
+                "description": _said(kind),
+                "properties": {f.name: self._type(hints[f.name]) for f in fields},
+                "required": [f.name for f in fields if not self._may_be_left_out or f.default is attrs.NOTHING],
+            }
+        return {"$ref": f"#/$defs/{name}"}
+
+    def _type(self, kind: Any) -> Json:
+        if attrs.has(kind):
+            return self.add(kind)
+        if isinstance(kind, type) and issubclass(kind, Enum):
+            return {"type": "string", "enum": [member.value for member in kind]}
+        if kind in _PLAIN:
+            return {"type": _PLAIN[kind]}
+        origin, args = get_origin(kind), get_args(kind)
+        if origin is tuple:
+            return {"type": "array", "items": self._type(args[0])}
+        if origin in (Union, UnionType):
+            return {"anyOf": [self._type(arg) for arg in args]}
+        if isinstance(origin, type) and issubclass(origin, Mapping):
+            return {"type": "object", "additionalProperties": self._type(args[1])}
+        raise TypeError(f"no schema for {kind}")
 
 
 def _said(kind: type) -> str:
     """The docstring as one line of plain text."""
     return re.sub(r":\w+:|`", "", " ".join((inspect.getdoc(kind) or "").split()))
-
-
-def _type(kind: Any, defs: dict[str, Json]) -> Json:
-    if attrs.has(kind):
-        return _class(kind, defs)
-    if isinstance(kind, type) and issubclass(kind, Enum):
-        return {"type": "string", "enum": [member.value for member in kind]}
-    if kind in _PLAIN:
-        return {"type": _PLAIN[kind]}
-    origin, args = get_origin(kind), get_args(kind)
-    if origin is tuple:
-        return {"type": "array", "items": _type(args[0], defs)}
-    if origin in (Union, UnionType):
-        return {"anyOf": [_type(arg, defs) for arg in args]}
-    raise TypeError(f"no schema for {kind}")

@@ -108,6 +108,10 @@ JOIN_ANSWERS: Mapping[str, type[JoinMessage]] = MappingProxyType(
 _TAGS: Mapping[type, str] = {kind: tag for table in (UP, DOWN, JOINING, JOIN_ANSWERS) for tag, kind in table.items()}
 _LENGTH = struct.Struct(">I")
 _SHORTEST = len(b"{}")
+
+_MOST_PARTS = 300_000
+"""Commas and brackets in one message: what it costs to read goes by them. A node with 9,000 shards has 200,000."""
+
 _FAULTS_NAMED = 3
 _TAG_CHARS = 60
 
@@ -126,6 +130,10 @@ class MalformedError(PeerError):
     """The other end sent bytes that are no message; the link cannot go on after it."""
 
 
+class ExcessiveError(MalformedError):
+    """What came may be a message, and is more of one than is acceptable."""
+
+
 class UnsendableError(LlmgwError):
     """A message of ours that is too large, or holds text that JSON cannot carry."""
 
@@ -133,7 +141,7 @@ class UnsendableError(LlmgwError):
 @cache
 def converter() -> cattrs.Converter:
     """The conversion of values to JSON and back: strict about types, lenient about fields not known here."""
-    return strict_converter(forbid_unknown=False)
+    return strict_converter(forbid_unknown=False, most_faults=_FAULTS_NAMED)
 
 
 def encode(message: Message, most_bytes: int = MESSAGE_BYTES) -> bytes:
@@ -156,6 +164,8 @@ def decode(payload: bytes, known: Mapping[str, type[Message]]) -> Message | Unkn
 
     Raises :class:`MalformedError`.
     """
+    if (parts := sum(payload.count(sign) for sign in (b",", b"[", b"{"))) > _MOST_PARTS:
+        raise ExcessiveError("message", f"has {parts} parts, the link carries up to {_MOST_PARTS}")
     try:
         fields = orjson.loads(payload)
     except orjson.JSONDecodeError as cause:
@@ -205,15 +215,23 @@ class MessageBuffer:
         length = self._length()
         return length is not None and len(self._bytes) >= _LENGTH.size + length
 
-    def take(self) -> bytes | None:
-        """The JSON of the first message, or nothing while it is not complete."""
-        if not self.complete:
-            return None
-        end = _LENGTH.size + (self._length() or 0)
-        payload = bytes(self._bytes[_LENGTH.size : end])
-        del self._bytes[:end]
+    def first(self) -> bytes | None:
+        """The JSON of the first message, or nothing while it is not complete. It stays."""
+        return bytes(self._bytes[_LENGTH.size : self._end()]) if self.complete else None
+
+    def drop(self) -> None:
+        """Remove the first message. Raises :class:`MalformedError` when the next has no acceptable length."""
+        del self._bytes[: self._end()]
         self._check()
+
+    def take(self) -> bytes | None:
+        """The JSON of the first message, removed; or nothing while it is not complete."""
+        if (payload := self.first()) is not None:
+            self.drop()
         return payload
+
+    def _end(self) -> int:
+        return _LENGTH.size + (self._length() or 0)
 
     def _length(self) -> int | None:
         if len(self._bytes) < _LENGTH.size:
@@ -225,4 +243,4 @@ class MessageBuffer:
         length = self._length()
         if length is not None and not _SHORTEST <= length <= self._most_bytes:
             reason = f"has a length of {length} bytes, the link carries up to {self._most_bytes}"
-            raise MalformedError("message", reason)
+            raise ExcessiveError("message", reason)

@@ -1,4 +1,4 @@
-"""Counting frames before the HTTP/2 library sees them.
+"""What one peer may cost: frames counted before the HTTP/2 library sees them, and time.
 
 h2 4.4.1 limits only CONTINUATION frames: rapid resets, pings, settings, empty data, window updates and
 priorities are all processed, and several of them leave no event behind. So frames are counted here, from their
@@ -8,7 +8,8 @@ nine-byte headers (RFC 9113, section 4.1), by kind and second.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from types import MappingProxyType
 
 _HEADER = 9
@@ -32,6 +33,10 @@ _NAMES: Mapping[int, str] = MappingProxyType(
 _MOST_PER_S: Mapping[int, int] = MappingProxyType({0x8: 1000, 0x6: 20})
 _MOST_OTHERS_PER_S = 10
 
+_SMALL_BYTES = 64
+_MOST_SMALL_PER_S = 500
+"""DATA frames of a few bytes: each costs as much as one of 16 KiB. Heartbeats and results are that small."""
+
 
 class FrameMeter:
     """Watches one direction of a connection. ``preface`` bytes come before the first frame."""
@@ -41,6 +46,7 @@ class FrameMeter:
         self._most_frame_bytes = most_frame_bytes
         self._header = bytearray()
         self._counts: Counter[int] = Counter()
+        self._small = 0
         self._second = float("-inf")
 
     def feed(self, data: bytes, now: float) -> str | None:
@@ -48,6 +54,7 @@ class FrameMeter:
         if now - self._second >= 1:
             self._second = now
             self._counts.clear()
+            self._small = 0
         at = 0
         while at < len(data):
             if self._skip:
@@ -71,9 +78,71 @@ class FrameMeter:
 
     def _count(self, kind: int, length: int) -> str | None:
         if kind == _DATA and length:
+            self._small += length < _SMALL_BYTES
+            if self._small > _MOST_SMALL_PER_S:
+                return f"more than {_MOST_SMALL_PER_S} DATA frames below {_SMALL_BYTES} bytes within a second"
             return None
         self._counts[kind] += 1
         most = _MOST_PER_S.get(kind, _MOST_OTHERS_PER_S)
         if self._counts[kind] <= most:
             return None
         return f"more than {most} {_NAMES.get(kind, f'type {kind}')} frames within a second"
+
+
+class Pace:
+    """How much of this process's time one peer may take: ``share`` of it, and ``burst_s`` seconds at once.
+
+    Beyond that its next bytes and messages wait; flow control then stops the peer itself.
+    """
+
+    def __init__(self, now: float, share: float = 0.1, burst_s: float = 0.25, most_s: float = 5.0) -> None:
+        self._share = share
+        self._burst_s = burst_s
+        self._most_s = most_s
+        self._left_s = burst_s
+        self._at = now
+
+    def spent(self, seconds: float, now: float) -> float:
+        """So much processor time was spent for the peer; returns how long to wait before more is, 0 if not at all."""
+        self._left_s = min(self._burst_s, self._left_s + self._share * (now - self._at)) - seconds
+        self._at = now
+        return min(self._most_s, max(0.0, -self._left_s / self._share))
+
+
+_HOPELESS = 2
+"""An address with so many times its connections is hung up on without TLS: telling it why would cost more than it."""
+
+
+class Crowd:
+    """How many connections each host holds open; ``most`` are in order. Remotes are ``host:port``."""
+
+    def __init__(self, most: int) -> None:
+        self._most = most
+        self._open: Counter[str] = Counter()
+
+    @contextmanager
+    def one_more(self, remote: str) -> Iterator[None]:
+        """Count a connection while it is open."""
+        host = _host(remote)
+        self._open[host] += 1
+        try:
+            yield
+        finally:
+            self._open[host] -= 1
+            if not self._open[host]:
+                del self._open[host]
+
+    def too_many(self, remote: str) -> str | None:
+        """Why a counted connection must end, if it must."""
+        host = _host(remote)
+        if self._open[host] <= self._most:
+            return None
+        return f"{host} holds more than {self._most} connections (link.connections_per_address)"
+
+    def hopeless(self, remote: str) -> bool:
+        """Whether one more is not even worth a word."""
+        return self._open[_host(remote)] >= _HOPELESS * self._most
+
+
+def _host(remote: str) -> str:
+    return remote.rpartition(":")[0]

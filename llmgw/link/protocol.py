@@ -20,7 +20,17 @@ from h2.exceptions import ProtocolError
 from h2.settings import SettingCodes, Settings
 
 from llmgw.errors import BugError
-from llmgw.link.codec import DOWN, MESSAGE_BYTES, UP, MalformedError, MessageBuffer, Unknown, decode, encode
+from llmgw.link.codec import (
+    DOWN,
+    MESSAGE_BYTES,
+    UP,
+    ExcessiveError,
+    MalformedError,
+    MessageBuffer,
+    Unknown,
+    decode,
+    encode,
+)
 from llmgw.link.flood import FrameMeter
 from llmgw.link.messages import Message, Refused
 
@@ -53,7 +63,7 @@ class LinkLimits:
     never exceed ``unsent_bytes`` plus one message. ``open_s`` bounds the wait for the peer's first frames and, on
     the control plane, for the first message after them; ``answer_s`` the agent's wait for the answer to its
     first message. After ``ping_s`` of silence a PING is sent, after ``silence_s`` the peer counts as gone.
-    ``send_s`` is how long one message may wait for room.
+    ``send_s`` is how long one message may wait for room, ``message_s`` how long one may be on its way.
     """
 
     message_bytes: int = MESSAGE_BYTES
@@ -66,6 +76,7 @@ class LinkLimits:
     ping_s: float = 5.0
     silence_s: float = 15.0
     send_s: float = 30.0
+    message_s: float = 60.0
 
 
 DEFAULT_LIMITS = LinkLimits()
@@ -107,6 +118,8 @@ class LinkProtocol:
         self._known = UP if role is Role.SERVER else DOWN
         self._meter = FrameMeter(_PREFACE_BYTES if role is Role.SERVER else 0, _FRAME_BYTES)
         self._inbox = MessageBuffer(limits.message_bytes)
+        self._readable = True
+        self._unfinished_since: float | None = None
         self._unacknowledged = 0
         self._pending = bytearray()
         self._finishing = False
@@ -176,7 +189,7 @@ class LinkProtocol:
         except ProtocolError as cause:
             self._end(f"the other end broke HTTP/2: {cause}")  # h2 has queued a GOAWAY that says which rule
         except MalformedError as malformed:
-            self._fail(ErrorCodes.PROTOCOL_ERROR, str(malformed))
+            self._malformed(malformed)
         self._collect()
         if self.ended is None and len(self._out) > self._limits.control_bytes + _CHUNK_BYTES:
             self._fail(ErrorCodes.ENHANCE_YOUR_CALM, "the other end asks for answers that it does not read")
@@ -196,17 +209,44 @@ class LinkProtocol:
 
         Messages that came before the end can still be taken after it. A malformed message ends the link.
         """
-        try:
-            if (payload := self._inbox.take()) is None:
-                return None
-            message = decode(payload, self._known)
-        except MalformedError as malformed:
-            self._fail(ErrorCodes.PROTOCOL_ERROR, str(malformed))
+        if (payload := self.first()) is None:
             return None
+        try:
+            message = self.decode(payload)
+        except MalformedError as malformed:
+            self.took(malformed)
+            return None
+        self.took(message)
+        return message
+
+    # The same in three steps, for a shell that decodes large messages in a thread.
+
+    def first(self) -> bytes | None:
+        """The next message as it came, if one is complete."""
+        return self._inbox.first() if self._readable else None
+
+    def decode(self, payload: bytes) -> Message | Unknown:
+        """What :meth:`first` says, from any thread. Raises :class:`~llmgw.link.codec.MalformedError`."""
+        return decode(payload, self._known)
+
+    def took(self, message: Message | Unknown | MalformedError) -> None:
+        """The first message was taken, or turned out to be none."""
+        if isinstance(message, MalformedError):
+            self._malformed(message)
+            return
+        try:
+            self._inbox.drop()
+        except MalformedError as malformed:
+            self._malformed(malformed)
         if isinstance(message, Refused):
             self._end(f"refused: {message.claim}", message)
         self._acknowledge()
-        return message
+
+    def _malformed(self, malformed: MalformedError) -> None:
+        code = ErrorCodes.ENHANCE_YOUR_CALM if isinstance(malformed, ExcessiveError) else ErrorCodes.PROTOCOL_ERROR
+        self._readable = False
+        if self.ended is None:
+            self._fail(code, str(malformed))
 
     def lost(self, reason: str) -> None:
         """The connection below ended without a goodbye."""
@@ -222,7 +262,7 @@ class LinkProtocol:
                 self.opened = True
                 self._due = None
             case h2.events.DataReceived(data=data, flow_controlled_length=length, stream_id=stream_id):
-                self._data(data, length - len(data), stream_id)
+                self._data(data, length - len(data), stream_id, now)
             case h2.events.StreamEnded():
                 self._end("the other end finished its stream")
             case h2.events.StreamReset(error_code=code):
@@ -250,11 +290,15 @@ class LinkProtocol:
         if self._status not in (_ACCEPTED, _REFUSED):
             self._end(f"the other end answered with HTTP status {_printable(self._status)}")
 
-    def _data(self, data: bytes, padding: int, stream_id: int) -> None:
+    def _data(self, data: bytes, padding: int, stream_id: int, now: float) -> None:
         if padding:
             self._h2.acknowledge_received_data(padding, stream_id)
         self._inbox.feed(data)
         self._unacknowledged += len(data)
+        if self._inbox.complete or not len(self._inbox):
+            self._unfinished_since = None
+        elif self._unfinished_since is None:
+            self._unfinished_since = now
         if self.role is Role.AGENT and self._status == _REFUSED:
             self.take()  # nothing but a refusal follows, and whoever waits only to send must learn of it
         elif self._inbox.complete and self.role is Role.SERVER:
@@ -357,7 +401,8 @@ class LinkProtocol:
         if self.ended is not None:
             return inf
         ping = max(self._heard, self._pinged) + self._limits.ping_s
-        return min(ping, self._heard + self._limits.silence_s, self._due[0] if self._due else inf)
+        unfinished = inf if self._unfinished_since is None else self._unfinished_since + self._limits.message_s
+        return min(ping, self._heard + self._limits.silence_s, unfinished, self._due[0] if self._due else inf)
 
     def tick(self, now: float) -> tuple[Event, ...]:
         """Let time pass: sends a PING after some silence, ends the link after too much of it."""
@@ -369,14 +414,24 @@ class LinkProtocol:
             self._heard = now
             if self._due:
                 self._due = (self._due[0] + late + _LATE_S, self._due[1])
+            if self._unfinished_since is not None:
+                self._unfinished_since = now
             return ()
         if self._due and now >= self._due[0]:
-            return (self._fail(ErrorCodes.NO_ERROR, self._due[1]),)
+            return (self._fail(ErrorCodes.ENHANCE_YOUR_CALM, self._due[1]),)
         if now >= self._heard + self._limits.silence_s:
             return (self._fail(ErrorCodes.NO_ERROR, f"nothing was heard for {self._limits.silence_s:g} s"),)
+        if self._unfinished_since is not None and now >= self._unfinished_since + self._limits.message_s:
+            reason = f"a message was not whole within {self._limits.message_s:g} s"
+            return (self._fail(ErrorCodes.ENHANCE_YOUR_CALM, reason),)
         self._pinged = now
         self._h2.ping(_PING)
         return ()
+
+    def overload(self, reason: str) -> None:
+        """End the link because the other end asks for more than it gets."""
+        if self.ended is None:
+            self._fail(ErrorCodes.ENHANCE_YOUR_CALM, reason)
 
     def _fail(self, code: ErrorCodes, reason: str) -> Ended:
         self._collect()

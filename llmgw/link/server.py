@@ -18,6 +18,7 @@ from llmgw.errors import OperatorError, PeerError
 from llmgw.link import identity, joining
 from llmgw.link.attempts import Attempts
 from llmgw.link.codec import Unknown
+from llmgw.link.flood import Crowd
 from llmgw.link.hello import offered_protocols
 from llmgw.link.identity import Certificate, Rules
 from llmgw.link.messages import (
@@ -31,7 +32,7 @@ from llmgw.link.messages import (
     RenewCertificate,
 )
 from llmgw.link.protocol import DEFAULT_LIMITS, LinkLimits, Role
-from llmgw.link.session import Session, open_session
+from llmgw.link.session import Session, open_session, turn_away
 from llmgw.link.tcp import bound_unacknowledged
 from llmgw.link.tls import JOIN_ALPN, TlsError, TlsStream, handshake, verified_chain
 from llmgw.link.trust import Trust, TrustFiles
@@ -96,7 +97,8 @@ async def serve(
     Raises :class:`OperatorError` when the files or the address cannot be used.
     """
     gate = gate or gate_of(listener)
-    doors = _Doors(gate, handler, limits, handshake_s, wall)
+    crowd = Crowd(listener.connections_per_address)
+    doors = _Doors(gate, handler, limits, handshake_s, wall, crowd)
     turn = trio.Semaphore(_HANDSHAKES_PER_TURN)
     async with AsyncExitStack() as stack:
         try:
@@ -110,8 +112,11 @@ async def serve(
             remote = _remote(transport)
             bound_unacknowledged(transport, limits.silence_s)
             async with transport:
+                if crowd.hopeless(remote):
+                    return
                 try:
-                    await doors.open(transport, remote, turn)
+                    with crowd.one_more(remote):
+                        await doors.open(transport, remote, turn)
                 except PeerError as ended:
                     _log.warning("connection not served", remote=remote, reason=ended.reason)
                 except Exception:  # noqa: BLE001
@@ -126,13 +131,20 @@ class _Doors:
     """The two ways in: for agents with a certificate, and for those who want one."""
 
     def __init__(
-        self, gate: Gate, handler: Handler, limits: LinkLimits, handshake_s: float, wall: Callable[[], float]
+        self,
+        gate: Gate,
+        handler: Handler,
+        limits: LinkLimits,
+        handshake_s: float,
+        wall: Callable[[], float],
+        crowd: Crowd,
     ) -> None:
         self._gate = gate
         self._handler = handler
         self._limits = limits
         self._handshake_s = handshake_s
         self._wall = wall
+        self._crowd = crowd
         self._joining = 0
         self._attempts = Attempts()
 
@@ -144,6 +156,10 @@ class _Doors:
         if trust.joining is None or join is None or JOIN_ALPN.encode() not in wants:
             stream: TlsStream = trio.SSLStream(transport, trust.link, server_side=True)
             await handshake(stream, f"agent at {remote}", by - trio.current_time())
+            if (reason := self._crowd.too_many(remote)) is not None:
+                _log.warning("agent turned away", remote=remote, reason=reason)
+                await turn_away(stream, reason)
+                return
             await self._agent(stream, remote)
             return
         thing = f"somebody who wants to join at {remote}"

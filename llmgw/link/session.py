@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import contextlib
+import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
 import trio
+from trio.lowlevel import RunVar
 
 from llmgw.errors import PeerError
-from llmgw.link.codec import Unknown
+from llmgw.link.codec import MalformedError, Unknown
+from llmgw.link.flood import Pace
 from llmgw.link.identity import Certificate
 from llmgw.link.messages import Message, Refused
 from llmgw.link.protocol import DEFAULT_LIMITS, LinkLimits, LinkProtocol, Role
@@ -22,6 +25,12 @@ _CLOSE_S = 0.2
 _REFUSAL_S = 1.0
 _READER_FIRST_S = 0.5
 _LATE_S = 0.5
+_TURN_AWAY_S = 1.0
+
+_LARGE_BYTES = 100_000
+"""From here a message is decoded in a thread: four megabytes take a fifth of a second, and nobody else must wait."""
+
+_decoding: RunVar[trio.CapacityLimiter] = RunVar("_decoding")
 _NAMES = {Role.AGENT: "agent", Role.SERVER: "control plane"}
 
 
@@ -66,6 +75,7 @@ class Session:
         self._writer_gone = trio.Event()
         self._write_is_whole = True
         self._alert: str | None = None
+        self._pace = Pace(trio.current_time())
 
     async def send(self, message: Message) -> None:
         """Queue a message, waiting for room if the other end is slow; a cancelled call has queued nothing.
@@ -91,15 +101,43 @@ class Session:
         """
         await trio.lowlevel.checkpoint()
         while True:
-            message = self._protocol.take()
-            self._to_write.unpark_all()  # taking gives the sender's window back
-            if isinstance(message, Refused):
-                raise LinkRefused(self._thing, message)
-            if message is not None:
-                return message
+            if (payload := self._protocol.first()) is not None:
+                message, cost_s = await self._decode(payload)
+                await self._charge(cost_s)
+                self._protocol.took(message)
+                self._to_write.unpark_all()  # taking gives the sender's window back
+                if isinstance(message, Refused):
+                    raise LinkRefused(self._thing, message)
+                if not isinstance(message, MalformedError):
+                    return message
             if self._protocol.ended is not None:
                 raise self._failure()
             await self._changed.park()
+
+    async def _decode(self, payload: bytes) -> tuple[Message | Unknown | MalformedError, float]:
+        """What it says, and the processor time that it took to see that."""
+
+        def decode() -> tuple[Message | Unknown | MalformedError, float]:
+            began = time.thread_time()
+            try:
+                message: Message | Unknown | MalformedError = self._protocol.decode(payload)
+            except MalformedError as malformed:
+                message = malformed
+            return message, time.thread_time() - began
+
+        if len(payload) < _LARGE_BYTES:
+            return decode()
+        try:
+            limiter = _decoding.get()
+        except LookupError:
+            limiter = trio.CapacityLimiter(1)
+            _decoding.set(limiter)
+        return await trio.to_thread.run_sync(decode, abandon_on_cancel=True, limiter=limiter)
+
+    async def _charge(self, cost_s: float) -> None:
+        """Let a peer that takes more than its share of the time wait."""
+        if (wait_s := self._pace.spent(cost_s, trio.current_time())) > 0:
+            await trio.sleep(wait_s)
 
     async def receive_within(self, seconds: float) -> Message | Unknown:
         """As :meth:`receive`, and ends the link when no message comes in this time.
@@ -160,9 +198,12 @@ class Session:
                 self._protocol.lost(explain(broken))
             else:
                 if data:
+                    began = time.thread_time()
                     self._protocol.receive(bytes(data), trio.current_time())
-                else:
-                    self._protocol.lost("the connection was cut")
+                    self._stir()
+                    await self._charge(time.thread_time() - began)
+                    continue
+                self._protocol.lost("the connection was cut")
             self._stir()
 
     async def _write(self) -> None:
@@ -203,6 +244,19 @@ class Session:
         if self._write_is_whole and (rest := self._protocol.data_to_send()):
             with contextlib.suppress(trio.BrokenResourceError):
                 await self._stream.send_all(rest)
+
+
+async def turn_away(stream: trio.abc.Stream, reason: str) -> None:
+    """Control plane: end a connection before anything of it is looked at, and say why. Takes a second at most."""
+    await trio.lowlevel.checkpoint()
+    protocol = LinkProtocol(Role.SERVER, trio.current_time())
+    protocol.overload(reason)
+    with trio.move_on_after(_TURN_AWAY_S), contextlib.suppress(trio.BrokenResourceError):
+        await stream.send_all(protocol.data_to_send())
+        # Our own close must not overtake it.
+        while await stream.receive_some(_READ_BYTES):
+            pass
+    await trio.aclose_forcefully(stream)
 
 
 @asynccontextmanager

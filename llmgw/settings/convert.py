@@ -96,20 +96,21 @@ def _is_tuple(kind: Any) -> bool:
     return isinstance(kind, GenericAlias) and kind.__origin__ is tuple
 
 
-def strict_converter(*, forbid_unknown: bool = True) -> cattrs.Converter:
+def strict_converter(*, forbid_unknown: bool = True, most_faults: int | None = None) -> cattrs.Converter:
     """A converter that never coerces.
 
     With ``forbid_unknown`` a key that no class has is refused (what people write); without it such keys are ignored
     (what peers of another version send). Every fault of a value is collected, each with its path, in a
-    ``cattrs.BaseValidationError``.
+    ``cattrs.BaseValidationError``; with ``most_faults`` so many of each list or mapping, since a fault costs a thousand
+    times what a value does, and a peer could send millions.
     """
     converter = cattrs.Converter(forbid_extra_keys=forbid_unknown, detailed_validation=True)
     for plain, hook in ((str, _text), (bool, _flag), (int, _whole), (float, _number)):
         converter.register_structure_hook(plain, partial(_plain_or_choice, hook))
     converter.register_structure_hook_func(lambda kind: isinstance(kind, type) and issubclass(kind, Enum), _choice)
     converter.register_structure_hook_factory(_is_optional, lambda kind: _optional(converter, kind))
-    converter.register_structure_hook_factory(_is_texts, lambda kind: _texts(converter, kind))
-    converter.register_structure_hook_factory(_is_tuple, lambda kind: _tuples(converter, kind))
+    converter.register_structure_hook_factory(_is_texts, lambda kind: _texts(converter, kind, most_faults))
+    converter.register_structure_hook_factory(_is_tuple, lambda kind: _tuples(converter, kind, most_faults))
     converter.register_structure_hook_factory(attrs.has, lambda kind: _class(converter, kind, forbid_unknown))
     converter.register_unstructure_hook_factory(
         lambda kind: kind is tuple or _is_tuple(kind),
@@ -130,7 +131,7 @@ def _optional(converter: cattrs.Converter, kind: Any) -> Callable[[Any, Any], An
     return structure
 
 
-def _texts(converter: cattrs.Converter, kind: Any) -> Callable[[Any, Any], Any]:
+def _texts(converter: cattrs.Converter, kind: Any, most_faults: int | None) -> Callable[[Any, Any], Any]:
     key_kind, value_kind = get_args(kind)
 
     def structure(value: Any, _kind: Any) -> Any:
@@ -143,6 +144,8 @@ def _texts(converter: cattrs.Converter, kind: Any) -> Callable[[Any, Any], Any]:
             except Exception as fault:  # noqa: BLE001 - every fault of the mapping is collected
                 fault.add_note(cattrs.IterableValidationNote(f"at key {key!r}", key, value_kind))
                 faults.append(fault)
+                if len(faults) == most_faults:
+                    break
         if faults:
             raise cattrs.IterableValidationError("mapping", faults, kind)
         return MappingProxyType(made)
@@ -150,7 +153,7 @@ def _texts(converter: cattrs.Converter, kind: Any) -> Callable[[Any, Any], Any]:
     return structure
 
 
-def _tuples(converter: cattrs.Converter, kind: Any) -> Callable[[Any, Any], Any]:
+def _tuples(converter: cattrs.Converter, kind: Any, most_faults: int | None) -> Callable[[Any, Any], Any]:
     inner = get_args(kind)[0]
 
     def structure(value: Any, _kind: Any) -> Any:
@@ -163,6 +166,8 @@ def _tuples(converter: cattrs.Converter, kind: Any) -> Callable[[Any, Any], Any]
             except Exception as fault:  # noqa: BLE001 - every fault of the list is collected
                 fault.add_note(cattrs.IterableValidationNote(f"at index {index}", index, inner))
                 faults.append(fault)
+                if len(faults) == most_faults:
+                    break
         if faults:
             raise cattrs.IterableValidationError("list", faults, kind)
         return tuple(made)

@@ -92,7 +92,8 @@ class LinkListener:
     """Where agents connect.
 
     Without ``issuing`` certificates come from elsewhere: nothing joins and nothing is renewed over the link. With
-    ``nodes`` no other node gets in, whatever its certificate says.
+    ``nodes`` no other node gets in, whatever its certificate says. One address holds at most
+    ``connections_per_address`` connections open.
     """
 
     tls: TlsFiles
@@ -100,6 +101,7 @@ class LinkListener:
     trust_domain: str = "llmgw.local"
     issuing: Issuing | None = None
     nodes: tuple[str, ...] | None = None
+    connections_per_address: int = 200
 
 
 @frozen

@@ -27,7 +27,7 @@ from hypothesis import strategies as st
 
 from llmgw.errors import BugError
 from llmgw.link.codec import Unknown, encode
-from llmgw.link.messages import Heartbeat, Message, NotUnderstood
+from llmgw.link.messages import Message, NotUnderstood
 from llmgw.link.protocol import (
     CONTENT_TYPE,
     DEFAULT_LIMITS,
@@ -369,7 +369,7 @@ def test_too_long_a_message_ends_the_link_at_its_length() -> None:
     server, heard = attacked(DataFrame(1, data=(2**31).to_bytes(4, "big")))
     assert server.ended is not None
     assert str(2**31) in server.ended.reason
-    assert goodbye(heard) is ErrorCodes.PROTOCOL_ERROR
+    assert goodbye(heard) is ErrorCodes.ENHANCE_YOUR_CALM
 
 
 def test_nobody_takes_and_the_sender_stops_at_the_window() -> None:
@@ -479,7 +479,7 @@ def test_a_slow_consumer_does_not_look_dead() -> None:
     ends.server.send(WELCOME, 0)
     ends.settle()
     while ends.agent.room:
-        ends.agent.send(Heartbeat(0), 0)
+        ends.agent.send(NotUnderstood("x" * 100), 0)
         ends.carry()
     for second in range(1, 100):  # nobody takes a message
         ends.now = float(second)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 from contextlib import suppress
 from functools import partial
 
@@ -9,14 +10,19 @@ import pytest
 import trio
 import trio.testing
 
+from fakes.fleet.store import Disk, MemoryStore
 from llmgw.errors import PeerError
 from llmgw.link.client import connect
-from llmgw.link.messages import Heartbeat, NotUnderstood, Register
+from llmgw.link.messages import ForgetShard, Heartbeat, NotUnderstood, Register
 from llmgw.link.protocol import Ended, LinkLimits, LinkProtocol, Role
 from llmgw.link.server import attend, serve
 from llmgw.link.session import PeerGone, Session, open_session
 from llmgw.link.tls import client_context, handshake, server_context
+from llmgw.server.agents import Agents
+from llmgw.server.cluster import Cluster
 from llmgw.settings.daemon import Address, LinkListener
+from llmgw.settings.document import Liveness, Settings
+from tests.agent.links import Rig
 from tests.link.samples import REFUSED, TRUST_DOMAIN, WELCOME, Pki, register
 from tests.sweep import sweep
 
@@ -87,19 +93,63 @@ def test_every_point_of_a_refusal() -> None:
     assert len(sweep(scenario)) > 50
 
 
+async def life_over_sockets(pki: Pki) -> None:
+    async with trio.open_nursery() as nursery:
+        config = LinkListener(pki.server, Address("127.0.0.1", 0), TRUST_DOMAIN)
+        (address,) = await nursery.start(partial(serve, config, talk, limits=NARROW))
+        async with connect(address, pki.node(), TRUST_DOMAIN, limits=NARROW) as session:
+            await ask(session)
+        nursery.cancel_scope.cancel()
+
+
 def test_points_of_a_life_over_sockets(pki: Pki) -> None:
     """Real TLS over real sockets, both daemons' own code from dial and accept to close."""
 
+    points = sweep(partial(life_over_sockets, pki), stride=5, real_clock=True)
+    assert len(points) > 30
+
+
+@pytest.mark.soak
+def test_every_point_of_a_life_over_sockets(pki: Pki) -> None:
+    points = sweep(partial(life_over_sockets, pki), real_clock=True)
+    print(f"\n{len(points)} points over sockets, {max(p.took_s for p in points):.2f} s at most")
+    assert len(points) > 150
+
+
+def test_every_point_of_both_daemons_ends_of_the_link() -> None:
+    """The agent's own loop and the control plane's own service: dial, register, beats, a command, an end, and again."""
+    settings = Settings(models=(), liveness=Liveness(heartbeat_s=0.5))
+
     async def scenario() -> None:
+        store = MemoryStore(Disk(), random.Random(1))
+        cluster = Cluster(
+            cluster="c", epoch=1, settings=settings, nodes=(), replicas=(), next_serial=1, unplaced=(),
+            started=0.0, woken=lambda: None,
+        )  # fmt: skip
+        agents = Agents(cluster, store, trio.current_time)  # type: ignore[arg-type]
+        over = trio.Event()
+
+        async def serve_once(session: Session, first: Register) -> None:
+            with trio.move_on_after(1.2):
+                await agents.serve(session, first)
+            over.set()
+
         async with trio.open_nursery() as nursery:
-            config = LinkListener(pki.server, Address("127.0.0.1", 0), TRUST_DOMAIN)
-            (address,) = await nursery.start(partial(serve, config, talk, limits=NARROW))
-            async with connect(address, pki.node(), TRUST_DOMAIN, limits=NARROW) as session:
-                await ask(session)
+            rig = Rig(nursery, Address("a", 1))
+            rig.planes = {Address("a", 1): serve_once}
+            nursery.start_soon(rig.link.run)
+            while not cluster.linked("n1"):
+                await trio.sleep(0.1)
+            agents.dispatch("n1", [ForgetShard("f", 1, "m-1.0", 1)])
+            await over.wait()
+            while not rig.link.state.connected:
+                await trio.sleep(0.1)
             nursery.cancel_scope.cancel()
 
-    points = sweep(scenario, stride=5, real_clock=True)
-    assert len(points) > 30
+    points = sweep(scenario)
+    tasks = {p.site.split()[0] for p in points}
+    assert len(points) > 200
+    assert len(tasks) > 4, tasks
 
 
 def test_a_stop_while_the_other_end_does_nothing_at_all() -> None:
