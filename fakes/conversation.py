@@ -86,9 +86,9 @@ def _session() -> Iterator[tuple[str, m.Message]]:
     told = {m.Register, m.Welcome, m.Refused, m.NotLeader}
     told |= {m.StartShard, m.DrainShard, m.StopShard, m.ForgetShard, m.RunJob, m.CancelJob}
     for speaker, table in (("agent", UP), ("control plane", DOWN)):
-        for kind in table.values():
-            if kind not in told:
-                yield speaker, special.get(kind) or made_up(kind)
+        for other in table.values():
+            if other not in told:
+                yield speaker, special.get(other) or made_up(other)
     yield "control plane", made_up(m.NotLeader)
 
 
