@@ -50,7 +50,7 @@ class Plane:
         return time.time() + self.ahead_s
 
     async def token(self, node: str = "n1", ttl_s: float = 60.0) -> tokens.JoinToken:
-        text, _ = await self.identities.create_token(node, ttl_s, "test")
+        text, _ = await self.identities.enrolment.create_token(node, ttl_s, "test")
         return tokens.parse(text)
 
     async def join(self, node: str = "n1") -> TlsFiles:

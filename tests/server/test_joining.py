@@ -101,7 +101,7 @@ async def test_each_bad_token_has_its_own_answer(tmp_path: Path) -> None:
         assert "was used at" in used.found
         assert "llmgw ctl deny node n1" in used.remedy
         revoked = await at.token()
-        await at.identities.revoke_token(revoked.id, "test")
+        await at.identities.enrolment.revoke_token(revoked.id, "test")
         assert "was revoked" in (await refused(at, revoked)).found
         late = await at.token(ttl_s=20)
         at.ahead_s = 21
@@ -257,7 +257,7 @@ async def test_where_nothing_is_issued_nothing_joins(tmp_path: Path) -> None:
         assert "set link.issuing in server.yaml" in told.value.remedy
         assert "nothing join" in told.value.reason
         with pytest.raises(OperatorError, match="is not set"):
-            await at.identities.create_token("n1", 60, "test")
+            await at.identities.enrolment.create_token("n1", 60, "test")
 
 
 async def test_nobody_joins_as_a_node_that_is_denied_or_not_listed(tmp_path: Path) -> None:
