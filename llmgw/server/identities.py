@@ -33,6 +33,8 @@ from llmgw.telemetry.logging import logger
 
 _LOOK_S = 1.0
 _TOLD = 1000
+_SOON = 0.25
+_AGAIN_S = 86400.0
 _OFF = "no certificates are issued here: server.yaml has no link.issuing"
 
 
@@ -52,6 +54,8 @@ class Identities:
         self._held: dict[str, HeldRow] = {}
         self._told: dict[str, tuple[str, str]] = {}
         self._events: list[Event] = []
+        self._said = ""
+        self._warn_at = 0.0
         self._woken = trio.Event()
         self._log = logger("identity")
 
@@ -71,14 +75,18 @@ class Identities:
             with trio.move_on_after(_LOOK_S):
                 await self._woken.wait()
             self._woken = trio.Event()
-            events, self._events = self._events, []
             try:
                 if await trio.to_thread.run_sync(self._files.refresh):
                     await self._refreshed()
-                for event in events:
-                    await self._store.add_event(event)
             except OperatorError as wrong:
                 self._log.error("what was read before stays in use", error=str(wrong))
+            try:
+                await self._keep_up()
+            except OperatorError as wrong:
+                self._say(str(wrong))
+            else:
+                self._said = ""
+            self._look_at_own()
 
     def wake(self) -> None:
         """Look at the files now."""
@@ -87,8 +95,34 @@ class Identities:
     async def _refreshed(self) -> None:
         now = self._files.now
         self._log.info("certificates read again", serial=f"{now.own.serial:x}", cas=[c[:16] for c in now.fingerprints])
-        await self._store.add_event(self._event("reload", "", "server", f"own certificate {now.own.serial:x}"))
         self._changed()
+        self._events.append(self._event("reload", "", "server", f"own certificate {now.own.serial:x}"))
+
+    async def _keep_up(self) -> None:
+        """Take up what another control plane has denied meanwhile, and write down who was turned away."""
+        before = self._deny
+        await self._read_denied()
+        if self._deny != before:
+            self._changed()
+        while self._events:
+            await self._store.add_event(self._events[0])
+            del self._events[0]
+
+    def _say(self, wrong: str) -> None:
+        """Once a change: a disk that is full stays that for a while."""
+        if wrong != self._said:
+            self._said = wrong
+            self._log.error("what is done with identities is not written down", error=wrong)
+
+    def _look_at_own(self) -> None:
+        own, now = self._files.now.own, self._clock()
+        if own.not_after - now < _SOON * (own.not_after - own.not_before) and now >= self._warn_at:
+            self._warn_at = now + _AGAIN_S
+            self._log.error(
+                "our own certificate ends soon: agents will not connect any more",
+                ends=identity.day(own.not_after),
+                remedy="issue it anew into the same files, or: llmgw ca issue --server NAME --out DIR",
+            )
 
     # The gate
 

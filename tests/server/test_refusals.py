@@ -22,6 +22,7 @@ from llmgw.link.client import connect
 from llmgw.link.messages import Refused, Welcome
 from llmgw.link.session import LinkRefused, PeerGone
 from llmgw.settings.daemon import TlsFiles
+from llmgw.store.identity import DenyRow, Event
 from tests.link.samples import register
 from tests.server.identity_rig import DOMAIN, Node, Plane, plane, until
 
@@ -250,6 +251,30 @@ async def test_a_denied_nodes_session_ends_within_a_second_with_a_refusal(tmp_pa
         await at.identities.lift("node", "n1", "test")
         await until(lambda: node.link.state.connected)
         nursery.cancel_scope.cancel()
+
+
+async def test_what_another_control_plane_denies_holds_here_too(tmp_path: Path) -> None:
+    async with plane(tmp_path) as at, trio.open_nursery() as nursery:
+        node = Node(at, await at.join(), tmp_path / "state")
+        nursery.start_soon(node.link.run)
+        await until(lambda: node.link.state.connected)
+        event = Event(0.0, "denied", "n1", "elsewhere", "")
+        await at.store.identities.deny(DenyRow("node", "n1", "stolen", "elsewhere", 0.0), event)
+        await until(lambda: node.link.state.refused is not None)
+        nursery.cancel_scope.cancel()
+
+
+async def test_a_control_plane_says_in_time_that_its_own_certificate_ends(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    async with plane(tmp_path) as at:
+        said = []
+        for ahead_days in (20.0, 23.0, 23.5, 24.5):  # of 30
+            at.ahead_s = ahead_days * DAY_S
+            at.identities.wake()
+            await trio.sleep(0.1)
+            said.append(capsys.readouterr().out.count("our own certificate ends soon"))
+        assert said == [0, 1, 0, 1], "once a day"
 
 
 async def test_a_session_ends_with_its_certificate(tmp_path: Path) -> None:
