@@ -11,6 +11,7 @@ import re
 from collections.abc import Iterable, Sequence
 from datetime import UTC, datetime
 from enum import StrEnum
+from functools import lru_cache
 
 from attrs import frozen
 from cryptography import x509
@@ -182,7 +183,13 @@ def read_chain(chain: Iterable[bytes]) -> tuple[Certificate, ...]:
 
     Raises ``ValueError`` for bytes that are no certificate, which a TLS library that verified them never gives.
     """
-    return tuple(read(x509.load_der_x509_certificate(der)) for der in chain)
+    return tuple(_read_der(der) for der in chain)
+
+
+@lru_cache(maxsize=512)
+def _read_der(der: bytes) -> Certificate:
+    """The issuers are the same in every chain, and who comes back shows what it showed before."""
+    return read(x509.load_der_x509_certificate(der))
 
 
 def check(

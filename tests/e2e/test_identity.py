@@ -107,7 +107,24 @@ def test_one_ca_follows_another_while_a_stream_goes_on(system: System) -> None:
     assert told["certificate"]["issuer"].endswith("demo.llmgw 2")
     assert told["link"]["since"] == since, "the session is the same"
     assert stream.result() == whole
-    # Started again, everything goes by the new CA alone.
+    # Once more, with a node that is away: it is named, and waited for.
     system.run.kill_agent()
+    assert llmgw(*rotate, "add").returncode == 0
+    refused = llmgw(*rotate, "switch")
+    assert refused.returncode == 2
+    assert "demo-node does not have the new root yet" in refused.stderr
+    assert "demo-node: does not have the new root yet" in llmgw(*rotate).stdout
     system.run.start_agent()
     system.until("the agent", lambda: json.loads(llmgw(*status).stdout)["connected"])
+    system.until(
+        "its word",
+        lambda: "lacking" not in llmgw(*rotate).stdout and len(json.loads(llmgw(*status).stdout)["cas"]) == 2,
+    )
+    system.run.kill_agent()
+    assert llmgw(*rotate, "switch").returncode == 0
+    system.until("the server", lambda: "demo-node: its certificate is from it" in llmgw(*rotate).stdout)
+    refused = llmgw(*rotate, "retire")
+    assert refused.returncode == 2
+    assert "is still in use: demo-node its certificate is from it" in refused.stderr
+    system.run.start_agent()
+    system.until("the end of the old one", lambda: llmgw(*rotate, "retire").returncode == 0)
