@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 import trio
 from attrs import evolve
+from cryptography.hazmat.primitives.serialization import Encoding, PublicFormat
 
 from llmgw.errors import OperatorError, PeerError
 from llmgw.link import ca, joining, tokens
@@ -278,6 +279,22 @@ async def test_tokens_that_are_not_made(tmp_path: Path, node: str, ttl_s: float)
             await at.token(node, ttl_s)
 
 
+def forged_request() -> str:
+    """A request for somebody else's key: its signature is by another one."""
+    import base64
+    import textwrap
+
+    key = new_key().public_key().public_bytes(Encoding.DER, PublicFormat.SubjectPublicKeyInfo)
+    theirs = new_key()
+    whole = base64.b64decode("".join(request_for(theirs).splitlines()[1:-1]))
+    own = theirs.public_key().public_bytes(Encoding.DER, PublicFormat.SubjectPublicKeyInfo)
+    assert own in whole
+    text = base64.b64encode(whole.replace(own, key)).decode()
+    return "\n".join(
+        ("-----BEGIN CERTIFICATE REQUEST-----", *textwrap.wrap(text, 64), "-----END CERTIFICATE REQUEST-----\n")
+    )
+
+
 async def test_requests_that_are_not_granted(tmp_path: Path) -> None:
     from cryptography.hazmat.primitives.asymmetric import ec
 
@@ -288,6 +305,7 @@ async def test_requests_that_are_not_granted(tmp_path: Path) -> None:
             (whole[:200], "cannot be read"),
             ("x" * 9000, "8192"),
             (request_for(ec.generate_private_key(ec.SECP384R1())), "P-256"),
+            (forged_request(), "is not signed by the key that it is for"),
         ):
             assert why in (await refused(at, await at.token(), request=request)).found
 
