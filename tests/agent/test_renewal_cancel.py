@@ -5,8 +5,10 @@ from __future__ import annotations
 import random
 import shutil
 import time
+from contextlib import suppress
 from pathlib import Path
 
+import pytest
 import trio
 import trio.testing
 
@@ -90,3 +92,53 @@ def test_every_point_of_a_renewal(tmp_path: Path) -> None:
     print(f"{len(points)} points")
     assert len(points) > 40
     assert {(False, 1), (False, 2), (True, 2)} <= ends, "both ends of both writes were seen"
+
+
+async def test_a_bundle_that_shares_nothing_with_the_old_one_is_not_taken(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """It would leave the node without any control plane that it believes."""
+    now = time.time()
+    for name in ("ca", "other"):
+        ca.init(tmp_path / name, TRUST_DOMAIN, now)
+    tls = ca.issue_node(tmp_path / "ca", "n1", tmp_path / "n1", 1, now)
+    (tmp_path / "state").mkdir(mode=0o700)
+    own = OwnFiles(tls, tmp_path / "state")
+    node = NodeIdentity("n1", TRUST_DOMAIN, own, time.time, random.Random(1))
+    alien = (tmp_path / "other/root.pem").read_text()
+    both = alien + (tmp_path / "ca/root.pem").read_text()
+    held: list[IdentityHeld] = []
+
+    async def control_plane(session: Session, _: Register) -> None:
+        for bundle in (alien, "no certificates", both):
+            await session.send(TrustBundle(bundle, renewal=False))
+        while True:
+            message = await session.receive()
+            if isinstance(message, IdentityHeld):
+                held.append(message)
+
+    ours, theirs = trio.testing.memory_stream_pair()
+    async with trio.open_nursery() as nursery:
+
+        async def serve() -> None:
+            with suppress(PeerGone):
+                await attend(theirs, control_plane, lambda _: None, peer="n1", remote="memory")
+
+        nursery.start_soon(serve)
+        async with open_session(ours, Role.AGENT, peer="server", remote="memory") as session:
+            await session.send(register())
+            node.connected()
+            async with trio.open_nursery() as inner:
+                inner.start_soon(node.run, session)
+                for count in (1, 1, 2):
+                    message = await session.receive()
+                    assert isinstance(message, TrustBundle)
+                    node.heard(message)
+                    await trio.sleep(0.2)
+                    assert len(own.cas()) == count
+                inner.cancel_scope.cancel()
+        nursery.cancel_scope.cancel()
+    assert [len(message.cas) for message in held] == [2], "what is not taken is not said to be held"
+    said = capsys.readouterr().out
+    assert "holds none of the CAs that this node trusts" in said
+    assert "holds no certificates in PEM form" in said
