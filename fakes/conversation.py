@@ -73,9 +73,11 @@ def _session() -> Iterator[tuple[str, m.Message]]:
     register = evolve(made_up(m.Register), protocol=m.PROTOCOL, node=NODE, inventory=inventory, epoch=1)
     yield "agent", register
     yield "control plane", evolve(made_up(m.Welcome), protocol=m.PROTOCOL, epoch=1, heartbeat_s=5.0)
-    for kind in (m.StartShard, m.DrainShard, m.StopShard, m.ForgetShard):
+    commands: tuple[type, ...] = (m.StartShard, m.DrainShard, m.StopShard, m.ForgetShard)
+    for kind in commands:
         yield "control plane", evolve(_shard_named(made_up(kind)), command=f"a {kind.__name__}")
-    for job in (m.RunJob, m.CancelJob):
+    jobs: tuple[type, ...] = (m.RunJob, m.CancelJob)
+    for job in jobs:
         yield "control plane", evolve(made_up(job), command=f"a {job.__name__}", epoch=1)
     special: dict[type, m.Message] = {
         m.HardwareChanged: m.HardwareChanged(
@@ -85,10 +87,11 @@ def _session() -> Iterator[tuple[str, m.Message]]:
     }
     told = {m.Register, m.Welcome, m.Refused, m.NotLeader}
     told |= {m.StartShard, m.DrainShard, m.StopShard, m.ForgetShard, m.RunJob, m.CancelJob}
-    for speaker, table in (("agent", UP), ("control plane", DOWN)):
-        for other in table.values():
-            if other not in told:
-                yield speaker, special.get(other) or made_up(other)
+    tables: tuple[tuple[str, Mapping[str, type]], ...] = (("agent", UP), ("control plane", DOWN))
+    for speaker, table in tables:
+        for kind in table.values():
+            if kind not in told:
+                yield speaker, special.get(kind) or made_up(kind)
     yield "control plane", made_up(m.NotLeader)
 
 

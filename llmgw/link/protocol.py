@@ -73,7 +73,7 @@ class LinkLimits:
     header_bytes: int = 8 * 1024
     open_s: float = 5.0
     answer_s: float = 15.0
-    ping_s: float = 5.0
+    ping_s: float = 6.0
     silence_s: float = 15.0
     send_s: float = 30.0
     message_s: float = 60.0
@@ -219,6 +219,11 @@ class LinkProtocol:
         self.took(message)
         return message
 
+    @property
+    def arrived(self) -> bool:
+        """Whether a message can be taken."""
+        return self._readable and self._inbox.complete
+
     # The same in three steps, for a shell that decodes large messages in a thread.
 
     def first(self) -> bytes | None:
@@ -317,6 +322,7 @@ class LinkProtocol:
         if (size := self._unacknowledged - held) >= self._limits.window_bytes // 2:
             self._unacknowledged = held
             self._h2.acknowledge_received_data(size, self._stream)
+            self._collect()
 
     # Sending
 
@@ -368,6 +374,11 @@ class LinkProtocol:
         data = bytes(self._out)
         self._out.clear()
         return data
+
+    @property
+    def to_write(self) -> bool:
+        """Whether :meth:`data_to_send` may have something."""
+        return bool(self._out or self._pending)
 
     @property
     def finished(self) -> bool:
@@ -426,6 +437,7 @@ class LinkProtocol:
             return (self._fail(ErrorCodes.ENHANCE_YOUR_CALM, reason),)
         self._pinged = now
         self._h2.ping(_PING)
+        self._collect()
         return ()
 
     def overload(self, reason: str) -> None:
@@ -436,6 +448,7 @@ class LinkProtocol:
     def _fail(self, code: ErrorCodes, reason: str) -> Ended:
         self._collect()
         self._h2.close_connection(code, additional_data=reason.encode()[:_REASON_BYTES])
+        self._collect()
         return self._end(reason)
 
     def _end(self, reason: str, refused: Refused | None = None) -> Ended:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import math
 import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
@@ -24,11 +25,15 @@ _GOODBYE_S = 0.3
 _CLOSE_S = 0.2
 _REFUSAL_S = 1.0
 _READER_FIRST_S = 0.5
-_LATE_S = 0.5
+_LATE_S = 1.0
 _TURN_AWAY_S = 1.0
 
 _LARGE_BYTES = 100_000
 """From here a message is decoded in a thread: four megabytes take a fifth of a second, and nobody else must wait."""
+
+_SMALL_BYTES = 500
+_SMALL_S = 0.0001
+"""What so few bytes are taken to cost: to ask the clock costs as much."""
 
 _decoding: RunVar[trio.CapacityLimiter] = RunVar("_decoding")
 _NAMES = {Role.AGENT: "agent", Role.SERVER: "control plane"}
@@ -70,12 +75,14 @@ class Session:
         self._stream = stream
         self._limits = limits
         self._protocol = LinkProtocol(role, trio.current_time(), limits)
-        self._changed = trio.lowlevel.ParkingLot()
+        self._changed = trio.lowlevel.ParkingLot()  # a message, an end, or the beginning
+        self._room = trio.lowlevel.ParkingLot()
         self._to_write = trio.lowlevel.ParkingLot()
         self._writer_gone = trio.Event()
         self._write_is_whole = True
         self._alert: str | None = None
         self._pace = Pace(trio.current_time())
+        self._patience_s = self._patient_until = math.inf
 
     async def send(self, message: Message) -> None:
         """Queue a message, waiting for room if the other end is slow; a cancelled call has queued nothing.
@@ -86,7 +93,7 @@ class Session:
         with trio.move_on_after(self._limits.send_s):
             await trio.lowlevel.checkpoint()
             while not self._protocol.room and self._protocol.ended is None:
-                await self._changed.park()
+                await self._room.park()
         if not self._protocol.room:
             self.close(f"the other end took nothing for {self._limits.send_s:g} s")
             raise self._failure()
@@ -99,13 +106,14 @@ class Session:
         Raises :class:`PeerGone` after the end, once everything that came before it was taken, and
         :class:`LinkRefused` on an agent that the control plane refused.
         """
-        await trio.lowlevel.checkpoint()
+        if self._protocol.ended is not None or self._protocol.arrived:
+            await trio.lowlevel.checkpoint()
         while True:
             if (payload := self._protocol.first()) is not None:
                 message, cost_s = await self._decode(payload)
                 await self._charge(cost_s)
                 self._protocol.took(message)
-                self._to_write.unpark_all()  # taking gives the sender's window back
+                self._stir()  # taking gives the sender's window back
                 if isinstance(message, Refused):
                     raise LinkRefused(self._thing, message)
                 if not isinstance(message, MalformedError):
@@ -125,6 +133,9 @@ class Session:
                 message = malformed
             return message, time.thread_time() - began
 
+        if len(payload) <= _SMALL_BYTES:
+            with contextlib.suppress(MalformedError):
+                return self._protocol.decode(payload), _SMALL_S
         if len(payload) < _LARGE_BYTES:
             return decode()
         try:
@@ -140,15 +151,23 @@ class Session:
             await trio.sleep(wait_s)
 
     async def receive_within(self, seconds: float) -> Message | Unknown:
-        """As :meth:`receive`, and ends the link when no message comes in this time.
+        """As :meth:`receive`, and ends the link when no message comes in this time, which is longer than a PING's.
 
         The other end may answer PINGs and be stuck all the same.
         """
-        for wait_s in (seconds, _LATE_S):  # the second look is for a process that itself stood still
-            with trio.move_on_after(wait_s):
-                return await self.receive()
-        self.close(f"no message came for {seconds:g} s")
-        raise self._failure()
+        self._patience_s, self._patient_until = seconds, trio.current_time() + seconds
+        try:
+            return await self.receive()
+        finally:
+            self._patient_until = math.inf
+
+    def offer(self, message: Message) -> bool:
+        """Queue a message if there is room for it now; whether it was."""
+        if not self._protocol.room:
+            return False
+        self._protocol.send(message, trio.current_time())
+        self._to_write.unpark_all()
+        return True
 
     async def refuse(self, refused: Refused) -> None:
         """Control plane, before its first message: tell the agent why not, and see that it has heard.
@@ -178,8 +197,13 @@ class Session:
         return PeerGone(self._thing, ended.reason if ended else "is not open", alert=self._alert)
 
     def _stir(self) -> None:
-        self._changed.unpark_all()
-        self._to_write.unpark_all()
+        """Wake those whom the protocol's new state may concern: a thousand sessions are woken for nothing otherwise."""
+        if self._protocol.ended is not None:
+            self._changed.unpark_all()
+        if self._protocol.ended is not None or self._protocol.room:
+            self._room.unpark_all()
+        if self._protocol.ended is not None or self._protocol.to_write:
+            self._to_write.unpark_all()
 
     async def _wait_opened(self) -> None:
         await trio.lowlevel.checkpoint()
@@ -198,10 +222,11 @@ class Session:
                 self._protocol.lost(explain(broken))
             else:
                 if data:
-                    began = time.thread_time()
-                    self._protocol.receive(bytes(data), trio.current_time())
+                    began = time.thread_time() if len(data) > _SMALL_BYTES else None
+                    if self._protocol.receive(bytes(data), trio.current_time()):
+                        self._changed.unpark_all()
                     self._stir()
-                    await self._charge(time.thread_time() - began)
+                    await self._charge(_SMALL_S if began is None else time.thread_time() - began)
                     continue
                 self._protocol.lost("the connection was cut")
             self._stir()
@@ -230,12 +255,19 @@ class Session:
             self._write_is_whole = False
             await self._stream.send_all(data)
             self._write_is_whole = True
-            self._changed.unpark_all()  # there may be room for messages again
+            if self._protocol.room or self._protocol.ended is not None:
+                self._room.unpark_all()
 
     async def _watch(self) -> None:
         while True:
-            await trio.sleep_until(self._protocol.next_deadline())  # for ever after the end
-            self._protocol.tick(trio.current_time())
+            # For ever after the end. Patience begins to count meanwhile; it is longer than this sleep.
+            await trio.sleep_until(min(self._protocol.next_deadline(), self._patient_until))
+            now = trio.current_time()
+            if now > self._patient_until + _LATE_S:
+                self._patient_until = now + _LATE_S  # this process stood still: what came meanwhile is taken first
+            elif now >= self._patient_until:
+                self._protocol.close(f"no message came for {self._patience_s:g} s")
+            self._protocol.tick(now)
             self._stir()
 
     async def _say_goodbye(self) -> None:

@@ -47,7 +47,7 @@ from llmgw.server.jobs import Jobs
 from llmgw.store.api import NodeRow, Store
 from llmgw.telemetry.logging import logger
 
-_REMEMBER_HEARD_S = 30.0
+_REMEMBER_HEARD_S = 300.0
 """A heartbeat alone is written down this often: after a restart silence counts from the restart anyway."""
 
 _FORGET_AGAIN_S = 60.0
@@ -91,7 +91,7 @@ class _NodeSession:
         self.queue.append(message)
         self.ready.set()
 
-    def answer(self, message: HeartbeatSeen | NotUnderstood) -> None:
+    def answer(self, message: NotUnderstood) -> None:
         """Queue what the agent can do without, should it be one that asks much and reads nothing."""
         if not self.full:
             self.put(message)
@@ -266,7 +266,7 @@ class Agents:
             row: NodeRow | None = None
             match message:
                 case Heartbeat(sequence=sequence, loads=loads):
-                    mine.answer(HeartbeatSeen(sequence))
+                    mine.session.offer(HeartbeatSeen(sequence))
                     self._cluster.worked(node, loads)
                     if now - stored_at > _REMEMBER_HEARD_S:
                         row = self._cluster.row(node)

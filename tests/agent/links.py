@@ -10,13 +10,14 @@ from functools import partial
 import trio
 import trio.testing
 
+from fakes.swarm import KeptEpoch, NoShards
 from llmgw.agent.dispatch import Dispatch
 from llmgw.agent.epoch import Epoch
 from llmgw.agent.session import Link, Outbox
 from llmgw.errors import PeerError
 from llmgw.hardware.inventory import Host, Inventory
 from llmgw.link.client import Backoff
-from llmgw.link.messages import Register, StartShard
+from llmgw.link.messages import Register
 from llmgw.link.protocol import DEFAULT_LIMITS, LinkLimits, Role
 from llmgw.link.server import attend
 from llmgw.link.session import Session, Unreached, open_session
@@ -25,28 +26,6 @@ from llmgw.settings.daemon import Address, AgentConfig, TlsFiles
 Play = Callable[[Session, Register], Awaitable[None]]
 
 HERE = Inventory(Host("host", "boot"), "test")
-
-
-class KeptEpoch:
-    """An epoch in memory."""
-
-    highest = 0
-
-    async def write(self, epoch: int) -> None:
-        self.highest = epoch
-
-
-class NoShards:
-    """A node on which nothing runs, and nothing can be started."""
-
-    def find(self, shard: str, generation: int) -> None:
-        return None
-
-    async def start(self, command: StartShard, inventory: Inventory) -> None:
-        raise AssertionError("nothing can be started here")
-
-    async def forget(self, shard: str, generation: int) -> None:
-        await trio.lowlevel.checkpoint()
 
 
 class Rig:

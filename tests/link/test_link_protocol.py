@@ -447,9 +447,9 @@ def test_silence_is_asked_about_then_ends_the_link() -> None:
     ends.agent.send(register(), 0)
     ends.settle()
     ends.server.take()
-    assert step_to(ends.server, 4.9) == []
+    assert step_to(ends.server, 5.9) == []
     assert ends.server.data_to_send() == b""
-    assert step_to(ends.server, 5) == []
+    assert step_to(ends.server, 6) == []
     assert len(ends.server.data_to_send()) == 17, "a PING"
     assert step_to(ends.server, 15) == [Ended("nothing was heard for 15 s")]
     assert ends.server.next_deadline() == inf
