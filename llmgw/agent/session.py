@@ -45,6 +45,7 @@ from llmgw.link.messages import (
     TrustBundle,
     Welcome,
 )
+from llmgw.link.renewal import RENEWAL
 from llmgw.link.session import LinkRefused, PeerGone, Session, Unreached
 from llmgw.scheduler.jobs import Installed, JobReport
 from llmgw.scheduler.scale import EngineLoad
@@ -254,7 +255,7 @@ class Link:
 
     async def _session(self, address: Address) -> None:
         if self._identity is not None and await self._identity.expired():
-            await self._identity.renew_expired(self._dial(address), _WELCOME_S)
+            await self._renew_expired(address, self._identity)
         async with self._dial(address) as session:
             self._outbox.clear()
             inventory = self._inventory()
@@ -275,6 +276,14 @@ class Link:
                     "it was replaced by a newer one; stop it",
                 )
             await self._welcomed(address, session, welcome, inventory)
+
+    async def _renew_expired(self, address: Address, identity: NodeIdentity) -> None:
+        try:
+            await identity.renew_expired(self._dial(address), _WELCOME_S)
+        except LinkRefused as refused:
+            # What is about renewing alone keeps nobody from connecting: it may be our clock that is wrong.
+            if refused.refused.claim != RENEWAL:
+                raise
 
     def _led_elsewhere(self, address: Address, answer: NotLeader) -> PeerGone:
         self._leader = answer.leader

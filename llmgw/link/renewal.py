@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+RENEWAL = "renewal"
+"""The claim of a refusal that is about renewing alone: the agent may still connect."""
+
 _SHARE = 0.67
 _SPREAD = 0.1
 

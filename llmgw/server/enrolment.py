@@ -18,7 +18,7 @@ from llmgw.link.messages import CertificateIssued, Join, Joined, Refused, Renewa
 from llmgw.link.trust import Trust
 from llmgw.server.tokens import check_new, refusal
 from llmgw.settings.daemon import Issuing, LinkListener
-from llmgw.store.identity import Event, IdentityStore, IssuedRow, TokenRow
+from llmgw.store.identity import Event, HeldRow, IdentityStore, IssuedRow, TokenRow
 from llmgw.telemetry.logging import logger
 
 _BETWEEN_S = 5.0
@@ -34,7 +34,7 @@ class Granted:
 
 
 class Enrolment:
-    """Call :meth:`load` first. ``trust`` and ``rules`` are asked anew each time."""
+    """Call :meth:`load` first. The functions are asked anew each time: whom to trust, what nodes hold, who is there."""
 
     def __init__(
         self,
@@ -43,7 +43,11 @@ class Enrolment:
         rules: Callable[[], Rules],
         store: IdentityStore,
         clock: Callable[[], float],
+        held: Callable[[str], HeldRow | None],
+        connected: Callable[[str], bool],
     ) -> None:
+        self._held = held
+        self._connected = connected
         self._listener = listener
         self._trust = trust
         self._rules = rules
@@ -127,8 +131,26 @@ class Enrolment:
             return RenewalRefused(f"{granted.claim}: {granted.found}", granted.remedy)
         return granted
 
-    async def renew_expired(self, node: str, request: RenewCertificate, remote: str) -> CertificateIssued | Refused:
-        """Renew for an agent whose certificate lets it do nothing else."""
+    async def renew_expired(
+        self, chain: tuple[Certificate, ...], node: str, request: RenewCertificate, remote: str
+    ) -> CertificateIssued | Refused:
+        """Renew for an agent whose certificate lets it do nothing else.
+
+        Not while that node is connected, nor with a certificate that the node has put another one in the place of: an
+        old key that was copied must not make itself young.
+        """
+        serial, known = f"{chain[0].serial:x}", self._held(node)
+        if self._connected(node):
+            found = "that it is connected, with another one"
+        elif known is not None and known.serial != serial:
+            found = f"that it showed serial {known.serial} at {identity.day(known.at)}"
+        else:
+            return await self._renew_expired(node, request, remote)
+        copied = f"if this is no copy of yours: llmgw ctl deny serial {serial}"
+        remedy = f"join again: llmgw ctl token create --node {node}; {copied}"
+        return Refused("newest certificate", f"the certificate that node {node} had last", found, str(chain[0]), remedy)
+
+    async def _renew_expired(self, node: str, request: RenewCertificate, remote: str) -> CertificateIssued | Refused:
         granted = await self._grant(node, request.request, remote, "renewed-expired")
         return granted if isinstance(granted, Refused) else granted.message
 

@@ -39,17 +39,33 @@ _OFF = "no certificates are issued here: server.yaml has no link.issuing"
 
 
 class Identities:
-    """Call :meth:`load` first. ``changed`` is called when sessions have to be looked at again."""
+    """Call :meth:`load` first.
+
+    ``changed`` is called when sessions have to be looked at again, ``connected`` says who has one.
+    """
 
     def __init__(
-        self, listener: LinkListener, store: IdentityStore, clock: Callable[[], float], changed: Callable[[], None]
+        self,
+        listener: LinkListener,
+        store: IdentityStore,
+        clock: Callable[[], float],
+        changed: Callable[[], None],
+        connected: Callable[[str], bool],
     ) -> None:
         self._listener = listener
         self._files = TrustFiles(listener)
         self._store = store
         self._clock = clock
         self._changed = changed
-        self.enrolment = Enrolment(listener, lambda: self._files.now, lambda: self.rules, store, clock)
+        self.enrolment = Enrolment(
+            listener,
+            lambda: self._files.now,
+            lambda: self.rules,
+            store,
+            clock,
+            lambda node: self._held.get(node),
+            connected,
+        )
         self._deny = DenyList()
         self._held: dict[str, HeldRow] = {}
         self._told: dict[str, tuple[str, str]] = {}

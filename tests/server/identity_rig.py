@@ -42,7 +42,13 @@ class Plane:
         self.store = store
         self.ahead_s = 0.0
         self.cluster = cluster
-        self.identities = Identities(listener, store.identities, self.clock, lambda: self.agents.look_again())
+        self.identities = Identities(
+            listener,
+            store.identities,
+            self.clock,
+            lambda: self.agents.look_again(),
+            lambda node: self.agents.connected(node),
+        )
         self.agents = Agents(cluster, store, self.clock, identities=self.identities)
         self.address = Address("localhost", 0)
 

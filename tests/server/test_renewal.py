@@ -117,6 +117,43 @@ async def test_what_expired_may_be_renewed_for_a_week_and_do_nothing_else(tmp_pa
         nursery.cancel_scope.cancel()
 
 
+async def renewed(at: Plane, tls: TlsFiles) -> object:
+    """What somebody gets who asks for nothing but a new certificate."""
+    async with connect(at.address, tls, DOMAIN) as session:
+        await session.send(RenewCertificate(request_for(new_key())))
+        return await session.receive()
+
+
+async def test_a_copy_of_an_old_key_does_not_make_itself_young(tmp_path: Path) -> None:
+    async with plane(tmp_path) as at, trio.open_nursery() as nursery:
+        valid = at.issue(days=1)
+        with pytest.raises(LinkRefused, match="wanted a certificate that has expired"):
+            await renewed(at, valid)
+        old = at.issue(days=1, now=time.time() - 3 * DAY_S)
+        node = Node(at, old, tmp_path / "state")
+        nursery.start_soon(node.link.run)
+        await until(lambda: node.link.state.connected)
+        with pytest.raises(LinkRefused, match="that it is connected, with another one") as told:
+            await renewed(at, old)
+        assert "if this is no copy of yours: llmgw ctl deny serial" in told.value.refused.remedy
+        nursery.cancel_scope.cancel()
+    async with plane(tmp_path) as at:
+        assert not at.agents.connected("n1")
+        with pytest.raises(LinkRefused, match=f"that it showed serial {serial(node):x}"):
+            await renewed(at, old)
+        with pytest.raises(LinkRefused, match="wanted a certificate that has expired"):
+            await renewed(at, node.own.files())
+
+
+async def test_a_clock_that_is_ahead_keeps_nobody_from_connecting(tmp_path: Path) -> None:
+    async with plane(tmp_path) as at, trio.open_nursery() as nursery:
+        node = Node(at, await at.join(), tmp_path / "state")
+        node.ahead_s = 2 * DAY_S
+        nursery.start_soon(node.link.run)
+        await until(lambda: node.link.state.connected)
+        nursery.cancel_scope.cancel()
+
+
 async def welcomed(at: Plane, tls: TlsFiles) -> None:
     async with connect(at.address, tls, DOMAIN) as session:
         await session.send(register())
@@ -150,14 +187,8 @@ async def test_who_is_denied_renews_nothing_however_late(tmp_path: Path) -> None
     async with plane(tmp_path) as at:
         await at.identities.deny("node", "n1", "stolen", "test")
         tls = at.issue(days=1, now=time.time() - 2 * DAY_S)
-
-        async def renew() -> None:
-            async with connect(at.address, tls, DOMAIN) as session:
-                await session.send(RenewCertificate(request_for(new_key())))
-                await session.receive()
-
         with pytest.raises(LinkRefused, match="denied: stolen"):
-            await renew()
+            await renewed(at, tls)
 
 
 async def test_a_denied_key_gets_no_certificate_and_a_renewal_washes_nothing_off(tmp_path: Path) -> None:
