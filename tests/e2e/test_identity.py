@@ -101,6 +101,7 @@ def test_one_ca_follows_another_while_a_stream_goes_on(system: System) -> None:
     assert added.returncode == 0, added.stderr
     system.until("the switch", lambda: llmgw(*rotate, "switch").returncode == 0)
     system.until("the end of the old one", lambda: llmgw(*rotate, "retire").returncode == 0)
+    system.until("the agent to trust one CA", lambda: len(json.loads(llmgw(*status).stdout)["cas"]) == 1)
     told = json.loads(llmgw(*status).stdout)
     (ca,) = told["cas"]
     assert ca["subject"].endswith("demo.llmgw 2")
