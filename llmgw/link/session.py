@@ -64,7 +64,7 @@ class Session:
     """An open link, usable inside the scope of :func:`open_session`.
 
     ``peer`` is the id of the node or the control plane at the other end, ``remote`` its address for people; ``chain``
-    is what an agent showed, where the control plane has it.
+    is what that showed, verified, where there was TLS.
     Several tasks may send; one receives.
     """
 

@@ -41,7 +41,8 @@ from llmgw.link.messages import (
 from llmgw.link.session import Session
 from llmgw.server.admission import Presence, admit
 from llmgw.server.cluster import Cluster
-from llmgw.server.identities import Granted, Identities
+from llmgw.server.enrolment import Granted
+from llmgw.server.identities import Identities
 from llmgw.server.jobs import Jobs
 from llmgw.store.api import NodeRow, Store
 from llmgw.telemetry.logging import logger
@@ -312,7 +313,7 @@ class Agents:
         self, node: str, mine: _NodeSession, message: RenewCertificate, identities: Identities
     ) -> CertificateIssued | RenewalRefused:
         """The answer to a node that wants a new certificate."""
-        granted = await identities.renew(node, message, mine.session.remote)
+        granted = await identities.enrolment.renew(node, message, mine.session.remote)
         if isinstance(granted, RenewalRefused):
             self._log.warning("certificate not renewed", node=node, reason=granted.reason)
             return granted
