@@ -1,6 +1,6 @@
 """Many agents in one process: real links over real TLS, and no engines.
 
-    python -m fakes.swarm FOLDER FIRST COUNT PORT
+    python -m fakes.swarm FOLDER FIRST COUNT PORT [HOST]
 
 Agent ``i`` of ``FIRST`` … is ``node-i``, with its certificate in ``FOLDER/node-i``; what hardware each has is in
 ``FOLDER/inventory.json``. Says on standard output, as a line of JSON and whenever it changed, how many are connected
@@ -67,11 +67,11 @@ def tls_of(folder: Path, node: str) -> TlsFiles:
     return TlsFiles(str(place / "cert.pem"), str(place / "key.pem"), str(place / "ca.pem"))
 
 
-def link_of(folder: Path, node: str, port: int, inventory: Inventory, source: random.Random) -> Link:
+def link_of(folder: Path, node: str, address: Address, inventory: Inventory, source: random.Random) -> Link:
     """One agent's link, as :mod:`llmgw.agent.main` makes it."""
     config = AgentConfig(
         id=node,
-        control_planes=(Address("127.0.0.1", port),),
+        control_planes=(address,),
         tls=tls_of(folder, node),
         state_dir="",
         trust_domain=TRUST_DOMAIN,
@@ -83,10 +83,10 @@ def link_of(folder: Path, node: str, port: int, inventory: Inventory, source: ra
     return Link(config, dial, tuple, dispatch, lambda: here, epoch, Outbox(), Backoff(source), time.time)
 
 
-async def _swarm(folder: Path, first: int, count: int, port: int) -> None:
+async def _swarm(folder: Path, first: int, count: int, address: Address) -> None:
     inventory = converter().structure(orjson.loads((folder / "inventory.json").read_bytes()), Inventory)
     source = random.Random(first)
-    links = [link_of(folder, f"node-{n}", port, inventory, source) for n in range(first, first + count)]
+    links = [link_of(folder, f"node-{n}", address, inventory, source) for n in range(first, first + count)]
     connected = -1
     async with trio.open_nursery() as nursery:
         for link in links:
@@ -101,4 +101,5 @@ async def _swarm(folder: Path, first: int, count: int, port: int) -> None:
 
 if __name__ == "__main__":
     configure(Log(level=LogLevel.ERROR), "swarm")
-    trio.run(_swarm, Path(sys.argv[1]), int(sys.argv[2]), int(sys.argv[3]), int(sys.argv[4]))
+    there = Address(sys.argv[5] if len(sys.argv) > 5 else "127.0.0.1", int(sys.argv[4]))
+    trio.run(_swarm, Path(sys.argv[1]), int(sys.argv[2]), int(sys.argv[3]), there)

@@ -7,6 +7,7 @@ import random
 import signal
 import socket
 import time
+from contextlib import AbstractAsyncContextManager
 from functools import partial
 from pathlib import Path
 
@@ -17,9 +18,11 @@ from llmgw.agent import cgroup
 from llmgw.agent.dispatch import Dispatch
 from llmgw.agent.epoch import Epoch, EpochFile
 from llmgw.agent.hardware import Hardware
+from llmgw.agent.identity import NodeIdentity
 from llmgw.agent.jobs.installs import Installs
 from llmgw.agent.jobs.runner import Jobs
 from llmgw.agent.jobs.works import NodeWorks
+from llmgw.agent.link_file import LinkFile
 from llmgw.agent.session import Link, Outbox
 from llmgw.agent.shards import Shards
 from llmgw.agent.weights import Weights
@@ -27,8 +30,10 @@ from llmgw.discovery.weights import hub_cache
 from llmgw.errors import first_error
 from llmgw.hardware.inventory import Inventory
 from llmgw.link.client import Backoff, connect
+from llmgw.link.own import OwnFiles
+from llmgw.link.session import Session
 from llmgw.scheduler.state import ShardReport
-from llmgw.settings.daemon import AgentConfig
+from llmgw.settings.daemon import Address, AgentConfig
 from llmgw.store.folder import held
 from llmgw.telemetry.logging import configure, logger
 
@@ -64,8 +69,14 @@ async def _main(config: AgentConfig) -> None:
         return hardware.inventory
 
     dispatch = Dispatch(shards, epoch, inventory, jobs)
-    dial = partial(connect, tls=config.tls, trust_domain=config.trust_domain)
-    backoff = Backoff(random.Random())  # noqa: S311 - jitter, not a secret
+    own = OwnFiles(config.tls, Path(config.state_dir))
+    source = random.Random()  # noqa: S311 - jitter, not a secret
+    identity = NodeIdentity(config.id, config.trust_domain, own, time.time, source)
+
+    def dial(address: Address) -> AbstractAsyncContextManager[Session]:
+        return connect(address, own.files(), config.trust_domain)
+
+    backoff = Backoff(source)
     weights = Weights(config.weights_dir, hub_cache(os.environ), config.discovery.interval_s, outbox.weights)
     link = Link(
         config,
@@ -81,6 +92,8 @@ async def _main(config: AgentConfig) -> None:
         weights,
         jobs=jobs.reports,
         installs=installs.listed,
+        identity=identity,
+        stands=LinkFile(Path(config.state_dir)).write,
     )
     async with trio.open_nursery() as root:
         await root.start(_signals, root.cancel_scope)

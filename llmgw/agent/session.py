@@ -6,11 +6,12 @@ from collections.abc import Callable
 from contextlib import AbstractAsyncContextManager
 
 import trio
-from attrs import frozen
+from attrs import evolve, frozen
 
 from llmgw import __version__
 from llmgw.agent.dispatch import Dispatch
 from llmgw.agent.epoch import Epoch
+from llmgw.agent.identity import NodeIdentity
 from llmgw.agent.weights import Weights
 from llmgw.errors import LlmgwError, OperatorError, PeerError
 from llmgw.hardware.delta import diff
@@ -21,6 +22,7 @@ from llmgw.link.messages import (
     PROTOCOL,
     AgentMessage,
     CancelJob,
+    CertificateIssued,
     Command,
     CommandResult,
     DrainShard,
@@ -33,13 +35,17 @@ from llmgw.link.messages import (
     LookForWeights,
     NotLeader,
     NotUnderstood,
+    Refused,
     Register,
+    RenewalRefused,
     RunJob,
     ShardStatus,
     StartShard,
     StopShard,
+    TrustBundle,
     Welcome,
 )
+from llmgw.link.renewal import RENEWAL
 from llmgw.link.session import LinkRefused, PeerGone, Session, Unreached
 from llmgw.scheduler.jobs import Installed, JobReport
 from llmgw.scheduler.scale import EngineLoad
@@ -64,12 +70,17 @@ Dial = Callable[[Address], AbstractAsyncContextManager[Session]]
 
 @frozen
 class LinkState:
-    """How the link stands: ``connected`` or why not, and since when (epoch seconds)."""
+    """How the link stands: ``connected`` or why not, and since when (epoch seconds).
+
+    ``refused`` is set while the control plane will not have us.
+    """
 
     connected: bool
     control_plane: str
     reason: str
     since: float
+    remedy: str = ""
+    refused: Refused | None = None
 
 
 @frozen
@@ -166,7 +177,8 @@ class Link:
     """Keeps one session with a control plane, whichever of them will have us.
 
     ``reports``, ``inventory``, ``loads``, ``jobs`` and ``installs`` are asked for the shards, the hardware, the
-    engines' work, the jobs and the installed engines of now. Without ``weights`` none are looked at.
+    engines' work, the jobs and the installed engines of now. Without ``weights`` none are looked at, without
+    ``identity`` no certificate is renewed. ``stands`` is told whenever the link stands otherwise than before.
     """
 
     def __init__(
@@ -185,10 +197,14 @@ class Link:
         *,
         jobs: Callable[[], tuple[JobReport, ...]] = tuple,
         installs: Callable[[], tuple[Installed, ...]] = tuple,
+        identity: NodeIdentity | None = None,
+        stands: Callable[[LinkState], None] = lambda _: None,
     ) -> None:
         self._config = config
         self._jobs = jobs
         self._installs = installs
+        self._identity = identity
+        self._stands = stands
         self._dial = dial
         self._weights = weights
         self._reports = reports
@@ -221,19 +237,25 @@ class Link:
             await trio.sleep(self._backoff.next_s(unreached=unreached))
 
     def _disconnected(self, address: Address, ended: LlmgwError) -> None:
-        self.state = LinkState(False, str(address), ended.reason, self._clock())
+        refused = ended.refused if isinstance(ended, LinkRefused) else None
+        state = LinkState(False, str(address), ended.reason, self._clock(), ended.remedy, refused)
         # Once a change, not once a try: an agent that is refused all night must not fill its log.
         # What a refusal wanted may hold the time of day, so it is told by its claim and by what was found.
         told = f"{ended.refused.claim} {ended.refused.found}" if isinstance(ended, LinkRefused) else ended.reason
         said = f"{type(ended).__name__} {ended.thing} {told}"
         if said == self._said:
+            self.state = evolve(state, since=self.state.since)
             return
         self._said = said
+        self.state = state
+        self._stands(state)
         what = "refused by the control plane" if isinstance(ended, LinkRefused) else "not connected"
         write = self._log.error if isinstance(ended, LinkRefused | OperatorError) else self._log.warning
         write(what, control_plane=str(address), reason=ended.reason, remedy=ended.remedy)
 
     async def _session(self, address: Address) -> None:
+        if self._identity is not None and await self._identity.expired():
+            await self._renew_expired(address, self._identity)
         async with self._dial(address) as session:
             self._outbox.clear()
             inventory = self._inventory()
@@ -255,6 +277,14 @@ class Link:
                 )
             await self._welcomed(address, session, welcome, inventory)
 
+    async def _renew_expired(self, address: Address, identity: NodeIdentity) -> None:
+        try:
+            await identity.renew_expired(self._dial(address), _WELCOME_S)
+        except LinkRefused as refused:
+            # What is about renewing alone keeps nobody from connecting: it may be our clock that is wrong.
+            if refused.refused.claim != RENEWAL:
+                raise
+
     def _led_elsewhere(self, address: Address, answer: NotLeader) -> PeerGone:
         self._leader = answer.leader
         where = "nobody does at the moment" if answer.leader is None else f"{answer.leader} does"
@@ -264,6 +294,7 @@ class Link:
         self._backoff.reset()
         self._said = ""
         self.state = LinkState(True, str(address), "welcomed", self._clock())
+        self._stands(self.state)
         self._log.info(
             "connected",
             control_plane=str(address),
@@ -278,6 +309,9 @@ class Link:
             nursery.start_soon(self._say, session, told)
             nursery.start_soon(self._beat, session, welcome.heartbeat_s)
             nursery.start_soon(self._obey, to_do)
+            if self._identity is not None:
+                self._identity.connected()
+                nursery.start_soon(self._renewing, self._identity, session)
             try:
                 await self._listen(address, session, welcome.heartbeat_s, commands)
             except PeerError as gone:
@@ -285,6 +319,12 @@ class Link:
             nursery.cancel_scope.cancel(reason="session over")
         if ended is not None:
             raise ended
+
+    async def _renewing(self, identity: NodeIdentity, session: Session) -> None:
+        try:
+            await identity.run(session)
+        except PeerError:
+            return  # the listener sees the same end
 
     def _registration(self, inventory: Inventory) -> Register:
         return Register(
@@ -300,6 +340,8 @@ class Link:
             jobs=self._jobs(),
             installs=self._installs(),
             weights=None if self._weights is None else self._weights.found,
+            clock=self._clock(),
+            installation="" if self._identity is None else self._identity.installation,
         )
 
     def _kinds(self) -> tuple[EngineKind, ...]:
@@ -323,6 +365,8 @@ class Link:
                     await commands.send(message)
                 case NotLeader():
                     raise self._led_elsewhere(address, message)
+                case TrustBundle() | CertificateIssued() | RenewalRefused() if self._identity is not None:
+                    self._identity.heard(message)
                 case LookForWeights(names=names) if self._weights is not None:
                     self._weights.ask(names)
                 case Unknown(tag=tag):

@@ -15,6 +15,8 @@ import trio
 from attrs import evolve
 
 from llmgw import __version__
+from llmgw.cli.agent_join import join
+from llmgw.cli.agent_status import status
 from llmgw.cli.files import agent_config
 from llmgw.cli.inventory import show_inventory
 from llmgw.errors import OperatorError
@@ -45,6 +47,10 @@ def command(ctx: click.Context, path: Path) -> None:
         from llmgw.agent.main import run
 
         run(config)
+
+
+command.add_command(join)
+command.add_command(status)
 
 
 @command.command()

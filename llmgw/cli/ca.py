@@ -7,12 +7,16 @@ from pathlib import Path
 
 import click
 
+from llmgw.cli.ca_rotate import rotate
 from llmgw.link import ca
 
 
 @click.group(name="ca")
 def command() -> None:
     """Make the cluster's own certificate authority, and certificates for its nodes and control planes."""
+
+
+command.add_command(rotate)
 
 
 @command.command()

@@ -204,6 +204,9 @@ link:
     certificate: {_quoted(demo.folder / "certs/server/cert.pem")}
     key: {_quoted(demo.folder / "certs/server/key.pem")}
     ca: {_quoted(demo.folder / "certs/server/ca.pem")}
+  # The CA with which the control plane issues: to nodes that join with a token (llmgw ctl token create), and anew.
+  issuing:
+    ca: {_quoted(demo.folder / "ca")}
 
 log:
   level: info

@@ -13,7 +13,7 @@ from llmgw.errors import LlmgwError, OperatorError, PeerError
 _COMMANDS = {
     "server": "llmgw.cli.server",
     "agent": "llmgw.cli.agent",
-    "ctl": "llmgw.cli.ctl_jobs",  # all of llmgw.cli.ctl, and jobs
+    "ctl": "llmgw.cli.ctl_all",
     "ca": "llmgw.cli.ca",
     "config": "llmgw.cli.config",
     "demo": "llmgw.cli.demo",

@@ -20,7 +20,7 @@ def command(path: Path) -> None:
 
     \b
     SIGTERM, SIGINT  stop: streams in flight finish within router.drain_s, then exit 0; engines go on
-    SIGHUP           read the settings file again; one that is wrong is reported and ignored
+    SIGHUP           read the settings file and the certificates again; what is wrong is reported and ignored
     """
     config = server_config(path)
     from llmgw.server.main import run

@@ -246,3 +246,19 @@ def _host(name: str) -> x509.GeneralName:
         if _DNS_NAME.fullmatch(name) is None:
             raise OperatorError(repr(name), "is neither a host name nor an IP address") from None
         return x509.DNSName(name)
+
+
+def add_to_bundle(bundle: Path, root: x509.Certificate) -> None:
+    """Let whoever reads this bundle trust a root too. Raises :class:`OperatorError`."""
+    there = certificates(keyfile.read(bundle), str(bundle))
+    if root not in there:
+        keyfile.replace(bundle, b"".join(pem(c) for c in (*there, root)), 0o644)
+
+
+def remove_from_bundle(bundle: Path, sha256: str) -> None:
+    """Let nobody who reads this bundle trust a root any more. Raises :class:`OperatorError`; one has to stay."""
+    there = certificates(keyfile.read(bundle), str(bundle))
+    kept = [c for c in there if fingerprint(c) != sha256]
+    if not kept:
+        raise OperatorError(str(bundle), "would be left without any CA")
+    keyfile.replace(bundle, b"".join(pem(c) for c in kept), 0o644)

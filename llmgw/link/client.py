@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 import random
-from collections.abc import AsyncIterator
+import time
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from pathlib import Path
 
 import trio
-from cryptography import x509
 
-from llmgw.link import identity
+from llmgw.link import identity, keyfile
+from llmgw.link.authority import certificates
+from llmgw.link.identity import Certificate
 from llmgw.link.messages import Refused
 from llmgw.link.protocol import DEFAULT_LIMITS, LinkLimits, Role
+from llmgw.link.rejected import rejected
 from llmgw.link.session import LinkRefused, PeerGone, Session, Unreached, open_session
 from llmgw.link.tcp import bound_unacknowledged
 from llmgw.link.tls import TlsError, TlsStream, client_context, handshake, verified_chain
@@ -31,6 +34,7 @@ async def connect(
     limits: LinkLimits = DEFAULT_LIMITS,
     connect_s: float = CONNECT_S,
     handshake_s: float = 5.0,
+    wall: Callable[[], float] = time.time,
 ) -> AsyncIterator[Session]:
     """Open the link to the control plane at ``address`` for the length of the scope.
 
@@ -50,8 +54,10 @@ async def connect(
         stream: TlsStream = trio.SSLStream(transport, context, server_hostname=address.host)
         try:
             await handshake(stream, thing, handshake_s)
-            server = _identify(stream, trust_domain, thing)
+            chain = identity.read_chain(verified_chain(stream))
+            server = _identify(chain, wall(), trust_domain, thing)
             async with open_session(stream, Role.AGENT, peer=server, remote=str(address), limits=limits) as session:
+                session.chain = chain
                 yield session
         except TlsError as failed:
             if failed.alert is not None:
@@ -79,26 +85,20 @@ async def _dial(address: Address, thing: str, within_s: float) -> trio.SocketStr
         ) from cause
 
 
-def _identify(stream: TlsStream, trust_domain: str, thing: str) -> str:
-    """The id of the control plane: host name, chain, usage and dates are checked by the handshake already."""
-    (certificate, *_) = identity.read_chain(verified_chain(stream))
-    prefix = identity.server_uri(trust_domain, "")
-    if (server := identity.identity(certificate, prefix)) is None:
-        reason = f"shows a certificate without a name of the form {prefix}ID ({certificate})"
-        raise PeerGone(thing, reason, "compare trust_domain in agent.yaml with the CA's, and the address")
+def _identify(chain: tuple[Certificate, ...], now: float, trust_domain: str, thing: str) -> str:
+    """The id of the control plane: host name, chain and usage are checked by the handshake already."""
+    if (fault := identity.server_fault(chain, now, trust_domain)) is not None:
+        raise PeerGone(thing, *fault)
+    server = identity.identity(chain[0], identity.server_uri(trust_domain, ""))
+    assert server is not None
     return server
 
 
 def _rejected(tls: TlsFiles, alert: str) -> Refused:
     """A TLS alert says little: what it was about is in our own certificate."""
-    own = identity.read(x509.load_pem_x509_certificate(Path(tls.certificate).read_bytes()))
-    return Refused(
-        claim="certificate",
-        wanted="one for client use, from a CA in the control plane's bundle",
-        found=f"issuer {own.issuer}, for {', '.join(own.usages) or 'no use'}; TLS alert '{alert}'",
-        certificate=str(own),
-        remedy="issue this node's certificate with the cluster's own CA: llmgw ca issue --node ID --out DIR",
-    )
+    own = certificates(keyfile.read(Path(tls.certificate)), tls.certificate)
+    pinned = certificates(keyfile.read(Path(tls.ca)), tls.ca)
+    return rejected(own, pinned, alert)
 
 
 def _remedy(tls: TlsFiles, address: Address) -> str:

@@ -11,6 +11,7 @@ import re
 from collections.abc import Iterable, Sequence
 from datetime import UTC, datetime
 from enum import StrEnum
+from functools import lru_cache
 
 from attrs import frozen
 from cryptography import x509
@@ -80,7 +81,7 @@ class Certificate:
         names = ", ".join(self.names) or "none"
         return (
             f"subject {self.subject}; SAN {names}; serial {self.serial:x}; issuer {self.issuer}; "
-            f"valid {_day(self.not_before)} to {_day(self.not_after)}"
+            f"valid {day(self.not_before)} to {day(self.not_after)}"
         )
 
 
@@ -182,7 +183,13 @@ def read_chain(chain: Iterable[bytes]) -> tuple[Certificate, ...]:
 
     Raises ``ValueError`` for bytes that are no certificate, which a TLS library that verified them never gives.
     """
-    return tuple(read(x509.load_der_x509_certificate(der)) for der in chain)
+    return tuple(_read_der(der) for der in chain)
+
+
+@lru_cache(maxsize=512)
+def _read_der(der: bytes) -> Certificate:
+    """The issuers are the same in every chain, and who comes back shows what it showed before."""
+    return read(x509.load_der_x509_certificate(der))
 
 
 def check(
@@ -226,8 +233,8 @@ def check(
     node = identity(leaf, node_uri(rules.trust_domain, ""))
     if node is None:
         return Refused("identity", node_uri(rules.trust_domain, "ID"), leaf.uris[0], line, reissue)
-    if (denied := rules.deny.find(node, chain)) is not None:
-        return _denied(denied, line)
+    if (entry := rules.deny.find(node, chain)) is not None:
+        return denied(entry, leaf)
     if rules.nodes is not None and node not in rules.nodes:
         remedy = f"add {node} to link.nodes in server.yaml and restart the server"
         return Refused("allow-list", "a node that link.nodes in server.yaml names", node, line, remedy)
@@ -306,13 +313,14 @@ def _outdated(link: Certificate, name: str, now: float, line: str, reissue: str,
     return Refused("validity", wanted, found, line, remedy)
 
 
-def _denied(denied: Denied, line: str) -> Refused:
+def denied(entry: Denied, leaf: Certificate) -> Refused:
+    """The refusal that an entry of the deny list makes."""
     return Refused(
         "deny list",
-        f"a {denied.kind} that is not on the deny list",
-        f"{denied.kind} {denied.value}, denied: {denied.reason}",
-        line,
-        f"if that is over: llmgw ctl deny lift {denied.kind} {denied.value}",
+        f"a {entry.kind} that is not on the deny list",
+        f"{entry.kind} {entry.value}, denied: {entry.reason}",
+        str(leaf),
+        f"if that is over: llmgw ctl deny lift {entry.kind} {entry.value}",
     )
 
 
@@ -332,5 +340,6 @@ def _minute(when: float) -> str:
     return datetime.fromtimestamp(when, UTC).strftime("%Y-%m-%d %H:%M UTC")
 
 
-def _day(when: float) -> str:
+def day(when: float) -> str:
+    """A time for people, to the minute, in UTC."""
     return datetime.fromtimestamp(when, UTC).strftime("%Y-%m-%dT%H:%MZ")

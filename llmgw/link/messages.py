@@ -252,13 +252,13 @@ class NotUnderstood:
 class TrustBundle:
     """Down, after ``Welcome`` and when it changes: the CAs that the cluster trusts, as PEM; answered ``IdentityHeld``.
 
-    ``renewal`` says whether certificates can be renewed over the link; with ``renew_now`` this node's is to be, because
-    its CA is about to be retired.
+    ``renewal`` says whether certificates can be renewed over the link. With ``renew_within_s`` (seconds) this node's is
+    to be in this time, because it is from another CA than those that are issued now.
     """
 
     certificates: str
     renewal: bool
-    renew_now: bool = False
+    renew_within_s: float | None = None
 
 
 @frozen

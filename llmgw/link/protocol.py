@@ -219,6 +219,11 @@ class LinkProtocol:
         self.took(message)
         return message
 
+    @property
+    def arrived(self) -> bool:
+        """Whether a message can be taken."""
+        return self._readable and self._inbox.complete
+
     # The same in three steps, for a shell that decodes large messages in a thread.
 
     def first(self) -> bytes | None:

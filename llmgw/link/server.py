@@ -32,6 +32,7 @@ from llmgw.link.messages import (
     RenewCertificate,
 )
 from llmgw.link.protocol import DEFAULT_LIMITS, LinkLimits, Role
+from llmgw.link.renewal import RENEWAL
 from llmgw.link.session import Session, open_session, turn_away
 from llmgw.link.tcp import bound_unacknowledged
 from llmgw.link.tls import JOIN_ALPN, TlsError, TlsStream, handshake, verified_chain
@@ -68,7 +69,9 @@ class Gate:
     trust: Callable[[], Trust]
     rules: Callable[[], Rules]
     join: joining.Welcome | None = None
-    renew: Callable[[str, RenewCertificate, str], Awaitable[CertificateIssued | Refused]] | None = None
+    renew: (
+        Callable[[tuple[Certificate, ...], str, RenewCertificate, str], Awaitable[CertificateIssued | Refused]] | None
+    ) = None
     grace_s: float = 0.0
     refused: Callable[[str, str, Refused], None] = _nobody
 
@@ -197,7 +200,7 @@ class _Doors:
         async def renew(request: RenewCertificate) -> CertificateIssued | Refused:
             refused = self._outdated(chain, node)
             if refused is None and self._gate.renew is not None:
-                answered = await self._gate.renew(node, request, remote)
+                answered = await self._gate.renew(chain, node, request, remote)
                 if isinstance(answered, CertificateIssued):
                     return answered
                 refused = answered
@@ -210,10 +213,17 @@ class _Doors:
         )
 
     def _outdated(self, chain: tuple[Certificate, ...], node: str) -> Refused | None:
-        """Whether a certificate that may have expired must not even be renewed."""
+        """Why a certificate must not be renewed on a connection of its own; ``None`` if it may.
+
+        Only one that has expired may: whoever has one that is valid connects, and is seen to.
+        """
         now, rules = self._wall(), self._gate.rules()
+        if identity.check(chain, node, now, rules) is None:
+            found = f"one that is valid until {identity.day(chain[0].not_after)}"
+            remedy = "connect as usual; this node's clock may be ahead of the control plane's"
+            return Refused(RENEWAL, "a certificate that has expired", found, str(chain[0]), remedy)
         refused = identity.check(chain, node, now, rules, grace_s=self._gate.grace_s)
-        if refused is not None and refused.claim == "validity" and identity.check(chain, node, now, rules) is not None:
+        if refused is not None and refused.claim == "validity":
             days = self._gate.grace_s / 86400
             wanted = f"a certificate that expired at most {days:g} days ago" if days else "a certificate that is valid"
             remedy = "join again with a new token: llmgw ctl token create --node ID"
@@ -310,7 +320,7 @@ def _check(register: Register, chain: tuple[Certificate, ...], now: float, rules
 def _no_renewal(chain: tuple[Certificate, ...]) -> Refused:
     wanted = "a certificate from whoever issues them here"
     remedy = "this control plane issues none (server.yaml has no link.issuing): have one issued, as the first one was"
-    return Refused("renewal", wanted, "a request to renew it", str(chain[0]), remedy)
+    return Refused(RENEWAL, wanted, "a request to renew it", str(chain[0]), remedy)
 
 
 def _not_register(first: Message | Unknown) -> Refused:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import math
 import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
@@ -24,7 +25,7 @@ _GOODBYE_S = 0.3
 _CLOSE_S = 0.2
 _REFUSAL_S = 1.0
 _READER_FIRST_S = 0.5
-_LATE_S = 0.5
+_LATE_S = 1.0
 _TURN_AWAY_S = 1.0
 
 _LARGE_BYTES = 100_000
@@ -63,7 +64,7 @@ class Session:
     """An open link, usable inside the scope of :func:`open_session`.
 
     ``peer`` is the id of the node or the control plane at the other end, ``remote`` its address for people; ``chain``
-    is what an agent showed, where the control plane has it.
+    is what that showed, verified, where there was TLS.
     Several tasks may send; one receives.
     """
 
@@ -81,6 +82,7 @@ class Session:
         self._write_is_whole = True
         self._alert: str | None = None
         self._pace = Pace(trio.current_time())
+        self._patience_s = self._patient_until = math.inf
 
     async def send(self, message: Message) -> None:
         """Queue a message, waiting for room if the other end is slow; a cancelled call has queued nothing.
@@ -104,7 +106,8 @@ class Session:
         Raises :class:`PeerGone` after the end, once everything that came before it was taken, and
         :class:`LinkRefused` on an agent that the control plane refused.
         """
-        await trio.lowlevel.checkpoint()
+        if self._protocol.ended is not None or self._protocol.arrived:
+            await trio.lowlevel.checkpoint()
         while True:
             if (payload := self._protocol.first()) is not None:
                 message, cost_s = await self._decode(payload)
@@ -148,15 +151,23 @@ class Session:
             await trio.sleep(wait_s)
 
     async def receive_within(self, seconds: float) -> Message | Unknown:
-        """As :meth:`receive`, and ends the link when no message comes in this time.
+        """As :meth:`receive`, and ends the link when no message comes in this time, which is longer than a PING's.
 
         The other end may answer PINGs and be stuck all the same.
         """
-        for wait_s in (seconds, _LATE_S):  # the second look is for a process that itself stood still
-            with trio.move_on_after(wait_s):
-                return await self.receive()
-        self.close(f"no message came for {seconds:g} s")
-        raise self._failure()
+        self._patience_s, self._patient_until = seconds, trio.current_time() + seconds
+        try:
+            return await self.receive()
+        finally:
+            self._patient_until = math.inf
+
+    def offer(self, message: Message) -> bool:
+        """Queue a message if there is room for it now; whether it was."""
+        if not self._protocol.room:
+            return False
+        self._protocol.send(message, trio.current_time())
+        self._to_write.unpark_all()
+        return True
 
     async def refuse(self, refused: Refused) -> None:
         """Control plane, before its first message: tell the agent why not, and see that it has heard.
@@ -249,8 +260,14 @@ class Session:
 
     async def _watch(self) -> None:
         while True:
-            await trio.sleep_until(self._protocol.next_deadline())  # for ever after the end
-            self._protocol.tick(trio.current_time())
+            # For ever after the end. Patience begins to count meanwhile; it is longer than this sleep.
+            await trio.sleep_until(min(self._protocol.next_deadline(), self._patient_until))
+            now = trio.current_time()
+            if now > self._patient_until + _LATE_S:
+                self._patient_until = now + _LATE_S  # this process stood still: what came meanwhile is taken first
+            elif now >= self._patient_until:
+                self._protocol.close(f"no message came for {self._patience_s:g} s")
+            self._protocol.tick(now)
             self._stir()
 
     async def _say_goodbye(self) -> None:

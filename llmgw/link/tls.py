@@ -126,9 +126,11 @@ async def handshake(stream: TlsStream, thing: str, within_s: float, alpn: str = 
     if broke is not None:
         await deliver_alert(stream)
         raise TlsError(thing, explain(broke), alert=alert(broke)) from broke
-    if stream.selected_alpn_protocol() != alpn:
-        what = "HTTP/2" if alpn == ALPN else f"{alpn}: nothing can join there"
-        raise TlsError(thing, f"the other end does not speak {what}", "check the address: is it the link's listener?")
+    if stream.selected_alpn_protocol() == alpn:
+        return
+    if alpn == JOIN_ALPN:
+        raise TlsError(thing, "lets nothing join", "set link.issuing in server.yaml; or check the address")
+    raise TlsError(thing, "the other end does not speak HTTP/2", "check the address: is it the link's listener?")
 
 
 async def deliver_alert(stream: TlsStream) -> None:

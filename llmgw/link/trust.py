@@ -6,7 +6,7 @@ New handshakes use what was read last. A change that cannot be used is reported 
 from __future__ import annotations
 
 import ssl
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from attrs import frozen
@@ -18,7 +18,7 @@ from llmgw.link import ca, identity, keyfile
 from llmgw.link.authority import Issuer, certificates, fingerprint, pem
 from llmgw.link.identity import Certificate
 from llmgw.link.tls import joining_server_context, server_context
-from llmgw.settings.daemon import LinkListener
+from llmgw.settings.daemon import LinkListener, TlsFiles
 
 _DEEPEST = 8
 
@@ -102,9 +102,17 @@ def read(listener: LinkListener) -> Trust:
         bundle=bundle,
         anchor=anchor(chain, bundle),
         issuer=issuer,
-        link=server_context(tls),
-        joining=None if issuer is None else joining_server_context(tls),
+        link=_context(server_context, listener),
+        joining=None if issuer is None else _context(joining_server_context, listener),
     )
+
+
+def _context(make: Callable[[TlsFiles], ssl.SSLContext], listener: LinkListener) -> ssl.SSLContext:
+    try:
+        return make(listener.tls)
+    except OSError as cause:  # a file that was there a moment ago
+        reason = f"cannot be read: {cause.strerror or cause}"
+        raise OperatorError(f"one of the files of link.tls ({listener.tls.certificate}, …)", reason) from cause
 
 
 def anchor(chain: Sequence[x509.Certificate], bundle: Sequence[x509.Certificate]) -> x509.Certificate | None:

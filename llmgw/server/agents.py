@@ -41,7 +41,8 @@ from llmgw.link.messages import (
 from llmgw.link.session import Session
 from llmgw.server.admission import Presence, admit
 from llmgw.server.cluster import Cluster
-from llmgw.server.identities import Granted, Identities
+from llmgw.server.enrolment import Granted
+from llmgw.server.identities import Identities
 from llmgw.server.jobs import Jobs
 from llmgw.store.api import NodeRow, Store
 from llmgw.telemetry.logging import logger
@@ -90,7 +91,7 @@ class _NodeSession:
         self.queue.append(message)
         self.ready.set()
 
-    def answer(self, message: HeartbeatSeen | NotUnderstood) -> None:
+    def answer(self, message: NotUnderstood) -> None:
         """Queue what the agent can do without, should it be one that asks much and reads nothing."""
         if not self.full:
             self.put(message)
@@ -265,7 +266,7 @@ class Agents:
             row: NodeRow | None = None
             match message:
                 case Heartbeat(sequence=sequence, loads=loads):
-                    mine.answer(HeartbeatSeen(sequence))
+                    mine.session.offer(HeartbeatSeen(sequence))
                     self._cluster.worked(node, loads)
                     if now - stored_at > _REMEMBER_HEARD_S:
                         row = self._cluster.row(node)
@@ -312,7 +313,7 @@ class Agents:
         self, node: str, mine: _NodeSession, message: RenewCertificate, identities: Identities
     ) -> CertificateIssued | RenewalRefused:
         """The answer to a node that wants a new certificate."""
-        granted = await identities.renew(node, message, mine.session.remote)
+        granted = await identities.enrolment.renew(node, message, mine.session.remote)
         if isinstance(granted, RenewalRefused):
             self._log.warning("certificate not renewed", node=node, reason=granted.reason)
             return granted

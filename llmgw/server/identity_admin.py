@@ -23,15 +23,15 @@ class IdentityAdmin:
         self._cluster = cluster
         self._agents = agents
         self._clock = clock
-        self.create_token = identities.create_token
-        self.revoke_token = identities.revoke_token
+        self.create_token = identities.enrolment.create_token
+        self.revoke_token = identities.enrolment.revoke_token
         self.deny = identities.deny
         self.lift = identities.lift
 
     async def tokens(self) -> tuple[tuple[TokenRow, str], ...]:
         """Every token with its state."""
         now = self._clock()
-        return tuple((row, state(row, now)) for row in await self._identities.tokens())
+        return tuple((row, state(row, now)) for row in await self._identities.enrolment.tokens())
 
     async def denied(self) -> tuple[DenyRow, ...]:
         """The deny list."""

@@ -99,7 +99,13 @@ class Server:
         await jobs.load()
         identities: Identities | None = None
         if control_plane and self._config.link is not None:
-            identities = Identities(self._config.link, self._identity_store, time.time, lambda: agents.look_again())
+            identities = Identities(
+                self._config.link,
+                self._identity_store,
+                time.time,
+                lambda: agents.look_again(),
+                lambda node: agents.connected(node),
+            )
             await identities.load()
         agents = Agents(cluster, self._store, time.time, jobs, identities)
         reconciler = Reconciler(cluster, self._store, agents, router.push, time.time, metrics, int(started))

@@ -107,8 +107,8 @@ class IdentityStore(Protocol):
         """Remember a certificate; those that expired long ago are dropped."""
         ...
 
-    async def issued_serial(self, serial: str) -> IssuedRow | None:
-        """The certificate with this serial number, if it was issued here."""
+    async def newest_issued(self) -> tuple[IssuedRow, ...]:
+        """The certificate that was issued last for each node, by node."""
         ...
 
     async def held(self) -> tuple[HeldRow, ...]:
@@ -132,7 +132,7 @@ class IdentityStore(Protocol):
         ...
 
     async def forget_node(self, node: str, event: Event) -> bool:
-        """Remove a node's row and what it holds; answers whether there was one."""
+        """Remove a node's row, what it holds and what was issued for it; answers whether there was any."""
         ...
 
     async def add_event(self, event: Event) -> None:

@@ -102,12 +102,15 @@ class SqliteIdentityStore:
 
         await self._write(work)
 
-    async def issued_serial(self, serial: str) -> IssuedRow | None:
-        """The certificate with this serial number."""
+    async def newest_issued(self) -> tuple[IssuedRow, ...]:
+        """The certificate that was issued last for each node."""
 
-        def work(connection: sqlite3.Connection) -> IssuedRow | None:
-            found = connection.execute("SELECT * FROM issued WHERE serial = ?", (serial,)).fetchone()
-            return None if found is None else IssuedRow(*found)
+        def work(connection: sqlite3.Connection) -> tuple[IssuedRow, ...]:
+            newest: dict[str, IssuedRow] = {}
+            for row in connection.execute("SELECT * FROM issued ORDER BY at, serial"):
+                found = IssuedRow(*row)
+                newest[found.node] = found
+            return tuple(newest[node] for node in sorted(newest))
 
         return await self._read(work)
 
@@ -159,11 +162,12 @@ class SqliteIdentityStore:
         return await self._write(work)
 
     async def forget_node(self, node: str, event: Event) -> bool:
-        """Remove a node's row and what it holds."""
+        """Remove a node's row, what it holds and what was issued for it."""
 
         def work(connection: sqlite3.Connection) -> bool:
             gone = connection.execute("DELETE FROM node WHERE id = ?", (node,)).rowcount
             gone += connection.execute("DELETE FROM held WHERE node = ?", (node,)).rowcount
+            gone += connection.execute("DELETE FROM issued WHERE node = ?", (node,)).rowcount
             if gone:
                 _add_event(connection, event)
             return gone > 0

@@ -9,6 +9,9 @@ from cryptography.x509.oid import ExtendedKeyUsageOID
 
 from llmgw.errors import OperatorError
 from llmgw.link import ca, identity
+from llmgw.link.authority import certificates
+from llmgw.link.trust import TrustFiles, anchor
+from llmgw.settings.daemon import Issuing, LinkListener
 
 NOW = time.time()
 
@@ -113,3 +116,88 @@ def test_a_ca_appears_whole_or_not_at_all(tmp_path: Path) -> None:
         ca.init(target, "t.example", NOW)
     assert [p.name for p in tmp_path.iterdir()] == ["ca"]
     assert [p.name for p in target.iterdir()] == ["notes.txt"]
+
+
+def test_another_ca_follows_and_issues_once_it_is_told_to(folder: Path, tmp_path: Path) -> None:
+    first = ca.active(folder)
+    second = ca.add_generation(folder, NOW)
+    assert (second.number, second.folder) == (2, folder / "g2")
+    assert ca.active(folder) == first
+    assert ca.load(folder).trust_domain == "t.example"
+    assert load(ca.issue_node(folder, "n", tmp_path / "old", 1, NOW).certificate).issuer != second.root.subject
+    ca.activate(folder, 2)
+    made = ca.issue_node(folder, "n", tmp_path / "new", 1, NOW)
+    assert load(made.ca) == second.root
+    assert load(made.certificate).issuer.rfc4514_string() == "CN=llmgw issuing CA t.example 2"
+    assert ca.add_generation(folder, NOW).number == 3
+    (folder / "active").write_text("7\n")
+    with pytest.raises(OperatorError, match=r"active: names CA '7', which is not there"):
+        ca.load(folder)
+
+
+@pytest.mark.parametrize(
+    ("what", "mode", "fix"),
+    [
+        ("", 0o750, "chmod 700"),
+        ("root.key", 0o644, "chmod 600"),
+        ("issuing.key", 0o660, "chmod 600"),
+        ("g2", 0o755, "chmod 700"),
+        ("g2/root.key", 0o604, "chmod 600"),
+        ("g2/issuing.key", 0o640, "chmod 600"),
+    ],
+)
+def test_a_control_plane_does_not_start_with_a_ca_that_others_can_reach(
+    folder: Path, tmp_path: Path, what: str, mode: int, fix: str
+) -> None:
+    ca.add_generation(folder, NOW)
+    files = ca.issue_server(folder, ("localhost",), tmp_path / "server", 1, NOW)
+    listener = LinkListener(files, trust_domain="t.example", issuing=Issuing(str(folder)))
+    assert TrustFiles(listener).now.issuer is not None
+    (folder / what).chmod(mode)
+    with pytest.raises(OperatorError) as told:
+        TrustFiles(listener)
+    assert str(folder / what) in str(told.value)
+    assert f"mode {mode:04o}" in str(told.value)
+    assert f"{fix} {folder / what}" in told.value.remedy
+
+
+def test_what_does_not_belong_together_is_not_started_with(folder: Path, tmp_path: Path) -> None:
+    files = ca.issue_server(folder, ("localhost",), tmp_path / "server", 1, NOW)
+    with pytest.raises(OperatorError, match=r"issues for t\.example, and link\.trust_domain is other"):
+        TrustFiles(LinkListener(files, trust_domain="other", issuing=Issuing(str(folder))))
+    ca.init(tmp_path / "second", "t.example", NOW)
+    with pytest.raises(OperatorError, match="does not hold the root of the CA"):
+        TrustFiles(LinkListener(files, trust_domain="t.example", issuing=Issuing(str(tmp_path / "second"))))
+    (folder / "issuing.key").unlink()
+    with pytest.raises(OperatorError, match="holds no CA that can issue"):
+        TrustFiles(LinkListener(files, trust_domain="t.example", issuing=Issuing(str(folder))))
+    assert TrustFiles(LinkListener(files, trust_domain="t.example")).now.issuer is None
+
+
+def test_a_control_planes_certificate_is_issued_anew_for_the_same_key(folder: Path, tmp_path: Path) -> None:
+    files = ca.issue_server(folder, ("gw.example.org", "10.0.0.1"), tmp_path / "server", 30, NOW)
+    old = load(files.certificate)
+    ca.activate(folder, ca.add_generation(folder, NOW).number)
+    ca.reissue_server(folder, Path(files.certificate), NOW + 60)
+    new = load(files.certificate)
+    assert new.public_key() == old.public_key()
+    assert new.serial_number != old.serial_number
+    before, after = identity.read(old), identity.read(new)
+    assert (after.names, after.usages, after.subject) == (before.names, before.usages, before.subject)
+    assert after.not_after - after.not_before == pytest.approx(before.not_after - before.not_before, abs=601)
+    chain = certificates(Path(files.certificate).read_bytes(), "")
+    assert anchor(chain, [g.root for g in ca.generations(folder)]) == ca.active(folder).root
+
+
+def test_roots_come_into_a_bundle_and_leave_it(folder: Path, tmp_path: Path) -> None:
+    bundle = tmp_path / "ca.pem"
+    bundle.write_bytes((folder / "root.pem").read_bytes())
+    second = ca.add_generation(folder, NOW)
+    for _ in range(2):
+        ca.add_to_bundle(bundle, second.root)
+        assert len(certificates(bundle.read_bytes(), "")) == 2
+    ca.remove_from_bundle(bundle, ca.active(folder).sha256)
+    assert certificates(bundle.read_bytes(), "") == (second.root,)
+    with pytest.raises(OperatorError, match="would be left without any CA"):
+        ca.remove_from_bundle(bundle, second.sha256)
+    assert bundle.stat().st_mode & 0o777 == 0o644

@@ -97,7 +97,7 @@ async def test_expired_and_not_yet_valid(pki: Pki) -> None:
 
 async def test_a_foreign_ca_is_told_in_words(pki: Pki) -> None:
     told = (await refusal(pki, pki.node(authority="foreign"))).refused
-    assert told.claim == "certificate"
+    assert told.claim == "issuer"
     assert "TLS alert 'unknown ca'" in told.found
     assert "issuer CN=llmgw issuing CA" in told.found
 

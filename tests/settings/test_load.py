@@ -8,7 +8,7 @@ import pytest
 
 from llmgw.hardware.fabric import FabricRule, LinkLayer
 from llmgw.settings.catalog import EngineKind, Profile, Task
-from llmgw.settings.daemon import Address, GpuSource
+from llmgw.settings.daemon import Address, GpuSource, Issuing
 from llmgw.settings.digest import profile_digest
 from llmgw.settings.faults import ConfigError
 from llmgw.settings.load import kind_of, load_agent, load_server, load_settings
@@ -238,6 +238,16 @@ link:
   listen: "[::]:8443"
   tls: {certificate: c.pem, key: /k.pem, ca: ../ca.pem}
 """
+ISSUING = "  nodes: [gpu-1, gpu-2]\n  issuing: {ca: ca, node_hours: 12, renew_expired_days: 0}\n"
+
+
+def test_a_server_that_issues() -> None:
+    plain, config = load_server(SERVER, "", "/etc/llmgw").link, load_server(SERVER + ISSUING, "", "/etc/llmgw").link
+    assert plain is not None
+    assert (plain.issuing, plain.nodes) == (None, None)
+    assert config is not None
+    assert config.issuing == Issuing("/etc/llmgw/ca", 12.0, 0.0)
+    assert config.nodes == ("gpu-1", "gpu-2")
 
 
 def test_server() -> None:
@@ -256,12 +266,17 @@ def test_server() -> None:
         ("0.0.0.0:8000", "127.0.0.1:8001", "admin.listen: 127.0.0.1:8001 is also router's"),
         ("settings: settings.yaml", "", "settings: is missing"),
         ("state_dir:", "statedir:", "statedir: unknown key (did you mean state_dir?)"),
+        ('listen: "[::]:8443"', "connections_per_address: 0", "link.connections_per_address: expected at least 1"),
         ("{certificate: c.pem,", "{", "link.tls.certificate: is missing"),
+        ("node_hours: 12", "node_hours: 0", "link.issuing.node_hours: expected 0.1 to 8760 hours, found 0"),
+        ("days: 0", "days: 31", "link.issuing.renew_expired_days: expected 0 to 30 days, found 31"),
+        ("ca: ca,", "", "link.issuing.ca: is missing"),
+        ("gpu-2]", "a/b]", "link.nodes[1]: 'a/b' is not a node id"),
     ],
 )
 def test_server_faults(old: str, new: str, said: str) -> None:
     with pytest.raises(ConfigError) as caught:
-        load_server(SERVER.replace(old, new), "server.yaml", "/etc")
+        load_server((SERVER + ISSUING).replace(old, new), "server.yaml", "/etc")
     assert any(said in str(f) for f in caught.value.faults), caught.value
 
 

@@ -1,0 +1,85 @@
+"""``llmgw agent status``: how this node stands with its control plane, whether its agent runs or not."""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import time
+from pathlib import Path
+from typing import Any
+
+import attrs
+import click
+
+from llmgw.cli.files import agent_config
+from llmgw.cli.terminal import ago, echo_json
+
+
+def _runs(state_dir: Path) -> bool:
+    """Whether an agent holds the state folder."""
+    try:
+        handle = os.open(state_dir / "lock", os.O_RDONLY | os.O_CLOEXEC)
+    except OSError:
+        return False
+    try:
+        fcntl.flock(handle, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except OSError:
+        return True
+    finally:
+        os.close(handle)
+    return False
+
+
+@click.command()
+@click.option("--json", "as_json", is_flag=True, help="As JSON.")
+@click.pass_context
+def status(ctx: click.Context, as_json: bool) -> None:
+    """Show how this node stands with its control plane: connected, or why not and what to do.
+
+    Reads what the agent wrote down; it need not run. Exit code 1 when it is not connected.
+    """
+    from llmgw.agent import link_file
+    from llmgw.link.authority import fingerprint
+    from llmgw.link.identity import day
+    from llmgw.link.own import OwnFiles
+
+    config = agent_config(ctx.obj)
+    state_dir = Path(config.state_dir)
+    running, link = _runs(state_dir), link_file.read(state_dir)
+    own = OwnFiles(config.tls, state_dir)
+    certificate, cas = own.certificate(), own.cas()
+    connected = running and link is not None and link.connected
+    if as_json:
+        shown: dict[str, Any] = {
+            "node": config.id,
+            "running": running,
+            "connected": connected,
+            "link": None if link is None else attrs.asdict(link),
+            "certificate": {**attrs.asdict(certificate), "serial": f"{certificate.serial:x}"},
+            "cas": [{"subject": c.subject.rfc4514_string(), "sha256": fingerprint(c)} for c in cas],
+        }
+        echo_json(shown)
+    else:
+        now = time.time()
+        click.echo(f"node {config.id}: its agent {'runs' if running else 'does not run'}")
+        if link is None:
+            click.echo("link: no agent has ever run here")
+        elif link.connected:
+            word = "connected" if running else "was connected when the agent ended"
+            click.echo(f"link: {word}, {link.control_plane}, since {ago(link.since, now)}")
+        else:
+            what = "REFUSED" if link.refused is not None else "not connected"
+            click.echo(f"link: {what}, {link.control_plane}, since {ago(link.since, now)}: {link.reason}")
+            if link.refused is not None:
+                for name in ("claim", "wanted", "found", "certificate", "remedy"):
+                    click.echo(f"  {name + ':':<13}{getattr(link.refused, name)}")
+            elif link.remedy:
+                click.echo(f"  {link.remedy}")
+        left = certificate.not_after - now
+        ends = f"ends in {ago(now, now + left)}" if left > 0 else f"EXPIRED {ago(certificate.not_after, now)} ago"
+        click.echo(f"certificate: {certificate}; {ends}; key SHA-256 {certificate.key}")
+        for ca in cas:
+            click.echo(f"trusts: {ca.subject.rfc4514_string()}, SHA-256 {fingerprint(ca)}, until "
+                       f"{day(ca.not_valid_after_utc.timestamp())}")  # fmt: skip
+    if not connected:
+        ctx.exit(1)

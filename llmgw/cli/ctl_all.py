@@ -1,0 +1,8 @@
+"""All of ``llmgw ctl``: each module adds its commands to the group."""
+
+from __future__ import annotations
+
+from llmgw.cli import ctl_identity, ctl_jobs
+from llmgw.cli.ctl import command
+
+__all__ = ["command", "ctl_identity", "ctl_jobs"]

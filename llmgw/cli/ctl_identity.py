@@ -1,0 +1,202 @@
+"""``llmgw ctl token``, ``deny``, ``evict``, ``identities`` and ``audit``: who may be a node."""
+
+from __future__ import annotations
+
+import re
+import time
+
+import click
+
+from llmgw.cli.admin_client import client_of
+from llmgw.cli.ctl import _as_json, command
+from llmgw.cli.terminal import ago, echo_json, table
+
+_UNITS = {"": 1, "s": 1, "m": 60, "h": 3600, "d": 86400}
+
+
+def _seconds(_ctx: click.Context, _param: click.Parameter, value: str) -> float:
+    """A length of time: ``90s``, ``15m``, ``2h``, ``1d``."""
+    match = re.fullmatch(r"([0-9]+(?:\.[0-9]+)?)([smhd]?)", value)
+    if match is None:
+        raise click.BadParameter(f"{value} is no length of time; such as 90s, 15m, 2h")
+    return float(match[1]) * _UNITS[match[2]]
+
+
+def when(at: float | None) -> str:
+    """A time for people, in the local zone; empty for none."""
+    return "" if not at else time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(at))
+
+
+@command.group()
+def token() -> None:
+    """Tokens with which nodes join: `llmgw agent join TOKEN`."""
+
+
+@token.command("create")
+@click.option("--node", required=True, metavar="ID", help="The id that the node will have.")
+@click.option(
+    "--ttl", callback=_seconds, metavar="TIME", default="15m", show_default=True, help="How long it may be used."
+)
+@_as_json
+@click.pass_context
+def create(ctx: click.Context, node: str, ttl: float, as_json: bool) -> None:
+    """Make a token for one node. It is shown once and works once.
+
+    Whoever has it can be that node until it is used or expires: hand it over as you would a password.
+    """
+    answer = client_of(ctx).post("tokens", {"node": node, "ttl_s": ttl})
+    if as_json:
+        echo_json(answer)
+        return
+    click.echo(answer["token"])
+    click.echo(f"for node {answer['node']}, until {when(answer['expires'])}, once; on the node:", err=True)
+    click.echo("  llmgw agent join TOKEN --server HOST:PORT", err=True)
+
+
+@token.command("list")
+@_as_json
+@click.pass_context
+def list_tokens(ctx: click.Context, as_json: bool) -> None:
+    """Every token that is remembered, newest first; none of them can be read from here."""
+    answer = client_of(ctx).get("tokens")
+    if as_json:
+        echo_json(answer)
+        return
+    table(
+        ["TOKEN", "NODE", "STATE", "CREATED", "EXPIRES", "USED FROM"],
+        [
+            [t["id"], t["node"], t["state"], when(t["created"]), when(t["expires"]), t["used_from"]]
+            for t in answer["tokens"]
+        ],
+        state_column=2,
+    )
+    if not answer["tokens"]:
+        click.echo("no token was ever made; see llmgw ctl token create")
+
+
+@token.command("revoke")
+@click.argument("token_id", metavar="TOKEN")
+@click.pass_context
+def revoke(ctx: click.Context, token_id: str) -> None:
+    """Revoke a token by its id before it is used. A node that has joined is kept out with `llmgw ctl deny`."""
+    name = token_id.removeprefix("llmgw_join_").partition(".")[0]
+    client_of(ctx).post(f"tokens/{name}/revoke", {})
+    click.echo(f"revoked: {name}")
+
+
+@command.group()
+def deny() -> None:
+    """Keep nodes out, by id, serial number or key, whatever their certificates say.
+
+    An open session ends within a second. What runs on the node runs on and is still sent requests: for that there is
+    `llmgw ctl evict`.
+    """
+
+
+def _deny(kind: str, what: str) -> click.Command:
+    @click.argument("value", metavar=kind.upper())
+    @click.option("--reason", required=True, help="Why; whoever is refused is told.")
+    @click.pass_context
+    def work(ctx: click.Context, value: str, reason: str) -> None:
+        answer = client_of(ctx).post("deny", {"kind": kind, "value": value, "reason": reason})
+        (row,) = answer["denied"]
+        click.echo(f"denied: {row['kind']} {row['value']}")
+
+    return click.command(kind, help=what)(work)
+
+
+for _kind, _what in (
+    ("node", "Keep out every certificate of this node."),
+    ("serial", "Keep out one certificate, or all below a CA, by its serial number in hexadecimal."),
+    ("key", "Keep out a key, by SHA-256 of its SubjectPublicKeyInfo, in every certificate that it is in."),
+):
+    deny.add_command(_deny(_kind, _what))
+
+
+@deny.command("list")
+@_as_json
+@click.pass_context
+def list_denied(ctx: click.Context, as_json: bool) -> None:
+    """The deny list."""
+    answer = client_of(ctx).get("deny")
+    if as_json:
+        echo_json(answer)
+        return
+    table(
+        ["KIND", "VALUE", "SINCE", "REASON", "BY"],
+        [[d["kind"], d["value"], when(d["at"]), d["reason"], d["by"]] for d in answer["denied"]],
+    )
+    if not answer["denied"]:
+        click.echo("nobody is denied")
+
+
+@deny.command("lift")
+@click.argument("kind", type=click.Choice(["node", "serial", "key"]))
+@click.argument("value")
+@click.pass_context
+def lift(ctx: click.Context, kind: str, value: str) -> None:
+    """Let somebody in again."""
+    client_of(ctx).post("deny/lift", {"kind": kind, "value": value})
+    click.echo(f"lifted: {kind} {value}")
+
+
+@command.command()
+@click.argument("node")
+@click.option("--yes", is_flag=True, help="Do not ask.")
+@click.pass_context
+def evict(ctx: click.Context, node: str, yes: bool) -> None:
+    """Forget a node that is not connected: what ran there is placed elsewhere at once, and the router lets go of it.
+
+    Engines on the node are not stopped; its agent can do that: `llmgw agent stop-engines`. It is no ban: with a
+    certificate that is good the node registers anew.
+    """
+    if not yes:
+        click.confirm(f"forget {node}, and replace what ran there?", abort=True)
+    client_of(ctx).post(f"nodes/{node}/evict", {})
+    click.echo(f"evicted: {node}")
+
+
+@command.command()
+@_as_json
+@click.pass_context
+def identities(ctx: click.Context, as_json: bool) -> None:
+    """The CAs that are trusted and who needs which, and every node's certificate."""
+    answer = client_of(ctx).get("identities")
+    if as_json:
+        echo_json(answer)
+        return
+    for ca in answer["cas"]:
+        roles = [word for word, has in (("issues", ca["issuing"]), ("ours is from it", ca["ours"])) if has]
+        click.echo(f"CA {ca['subject']}  SHA-256 {ca['sha256']}  until {when(ca['not_after'])[:10]}"
+                   + (f"  ({', '.join(roles)})" if roles else ""))  # fmt: skip
+        for title, nodes in (("not trusted yet by", ca["lacking"]), ("still needed by", ca["needing"])):
+            if nodes and len(answer["cas"]) > 1:
+                click.echo(f"  {title} " + "; ".join(f"{n['node']}: {n['reason']}" for n in nodes))
+    click.echo()
+    table(
+        ["NODE", "SERIAL", "ENDS", "KEY (SHA-256)", "SAID"],
+        [
+            [n["node"], n["serial"], when(n["not_after"]), n["key"], f"{ago(n['at'], answer['now'])} ago"]
+            for n in answer["nodes"]
+        ],
+    )
+    if not answer["nodes"]:
+        click.echo("no node has ever connected")
+
+
+@command.command()
+@click.option("--limit", type=click.IntRange(1, 1000), default=50, show_default=True, help="How many.")
+@_as_json
+@click.pass_context
+def audit(ctx: click.Context, limit: int, as_json: bool) -> None:
+    """What was done with identities, newest first: tokens, certificates, refusals, the deny list."""
+    answer = client_of(ctx).get(f"audit?limit={limit}")
+    if as_json:
+        echo_json(answer)
+        return
+    table(
+        ["WHEN", "WHAT", "NODE", "BY", "DETAIL"],
+        [[when(e["at"]), e["kind"], e["node"], e["by"], e["detail"]] for e in answer["events"]],
+    )
+    if not answer["events"]:
+        click.echo("nothing yet")
