@@ -109,8 +109,8 @@ _TAGS: Mapping[type, str] = {kind: tag for table in (UP, DOWN, JOINING, JOIN_ANS
 _LENGTH = struct.Struct(">I")
 _SHORTEST = len(b"{}")
 
-_MOST_PARTS = 300_000
-"""Commas and brackets in one message: what it costs to read goes by them. A node with 9,000 shards has 200,000."""
+_MOST_PARTS = 100_000
+"""Commas and brackets in one message: what it costs to read goes by them. A node with 4,000 shards has so many."""
 
 _FAULTS_NAMED = 3
 _TAG_CHARS = 60

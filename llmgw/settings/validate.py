@@ -269,6 +269,8 @@ def server_faults(config: ServerConfig) -> Iterator[Rule]:
 
 
 def _link(link: LinkListener) -> Iterator[Rule]:
+    if link.connections_per_address < 1:
+        yield ("connections_per_address",), f"expected at least 1, found {link.connections_per_address}", ""
     for index, node in enumerate(link.nodes or ()):
         if not NODE_ID.fullmatch(node):
             yield ("nodes", index), f"{node!r} is not a node id", "use up to 64 letters, digits and . _ -"

@@ -266,6 +266,7 @@ def test_server() -> None:
         ("0.0.0.0:8000", "127.0.0.1:8001", "admin.listen: 127.0.0.1:8001 is also router's"),
         ("settings: settings.yaml", "", "settings: is missing"),
         ("state_dir:", "statedir:", "statedir: unknown key (did you mean state_dir?)"),
+        ('listen: "[::]:8443"', "connections_per_address: 0", "link.connections_per_address: expected at least 1"),
         ("{certificate: c.pem,", "{", "link.tls.certificate: is missing"),
         ("node_hours: 12", "node_hours: 0", "link.issuing.node_hours: expected 0.1 to 8760 hours, found 0"),
         ("days: 0", "days: 31", "link.issuing.renew_expired_days: expected 0 to 30 days, found 31"),
