@@ -61,7 +61,13 @@ class NodeIdentity:
         self._not_before_s = 0.0
         self._said = ""
         self._log = logger("identity")
-        self.installation = own.installation()
+        own.check()
+        try:
+            self.installation = own.installation()
+        except OperatorError as failed:
+            # A disk that is full must not keep an agent from its engines.
+            self.installation = ""
+            self._log.warning("this agent cannot be told from a copy", error=str(failed))
 
     def heard(self, message: IdentityAnswer) -> None:
         """The control plane said something of it."""

@@ -25,7 +25,10 @@ from llmgw.settings.daemon import Address
 
 REQUEST_BYTES = 16 * 1024
 WITHIN_S = 10.0
-AT_ONCE = 16
+AT_ONCE = 64
+AT_ONCE_ADDRESS = 16
+"""Whoever is slow on purpose holds some of the places, and not all of them."""
+
 _ANSWER_BYTES = 256 * 1024
 
 Welcome = Callable[[Join, str], Awaitable[Joined | Refused]]

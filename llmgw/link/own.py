@@ -64,6 +64,12 @@ class OwnFiles:
         keyfile.replace(self._made() / "ca.pem", _mark(Path(self._named.ca)) + bundle.encode(), 0o644)
         return True
 
+    def check(self) -> None:
+        """Raise :class:`OperatorError`, naming file, mode and fix, if others could reach what came over the link."""
+        for path in (self._folder, self._folder / "renewed.pem"):
+            if path.exists():
+                keyfile.check_private(path)
+
     def installation(self) -> str:
         """A name for this state folder, made once: tells an agent that was started again from a second one."""
         path = self._made() / "installation"

@@ -6,6 +6,7 @@ Whoever offers the protocol for joining is answered by :mod:`llmgw.link.joining`
 from __future__ import annotations
 
 import time
+from collections import Counter
 from collections.abc import Awaitable, Callable
 from contextlib import AsyncExitStack
 from functools import partial
@@ -148,7 +149,7 @@ class _Doors:
         self._handshake_s = handshake_s
         self._wall = wall
         self._crowd = crowd
-        self._joining = 0
+        self._joining: Counter[str] = Counter()
         self._attempts = Attempts()
 
     async def open(self, transport: trio.SocketStream, remote: str, turn: trio.Semaphore) -> None:
@@ -166,18 +167,22 @@ class _Doors:
             await self._agent(stream, remote)
             return
         thing = f"somebody who wants to join at {remote}"
-        if self._joining >= joining.AT_ONCE:
-            raise TlsError(thing, f"{joining.AT_ONCE} others are joining; hung up")
-        self._joining += 1
+        host = _host(remote)
+        if self._joining[host] >= joining.AT_ONCE_ADDRESS or self._joining.total() >= joining.AT_ONCE:
+            raise TlsError(
+                thing, f"{self._joining[host]} of this address and {self._joining.total()} in all are joining"
+            )
+        self._joining[host] += 1
         try:
             stream = trio.SSLStream(transport, trust.joining, server_side=True)
             await handshake(stream, thing, by - trio.current_time(), JOIN_ALPN)
             await joining.answer(stream, remote, trust.bundle_pem, partial(self._join, join))
         finally:
-            self._joining -= 1
+            self._joining[host] -= 1
+            self._joining += Counter()  # drops those that are 0
 
     async def _join(self, welcome: joining.Welcome, request: Join, remote: str) -> Joined | Refused:
-        host = remote.rpartition(":")[0]
+        host = _host(remote)
         if (wait_s := self._attempts.wait_s(host, self._wall())) > 0:
             found = f"too many attempts from {host} that failed"
             return Refused("token", "fewer attempts", found, "none", f"try again in {wait_s:.0f} s")
@@ -326,6 +331,10 @@ def _no_renewal(chain: tuple[Certificate, ...]) -> Refused:
 def _not_register(first: Message | Unknown) -> Refused:
     found = first.tag if isinstance(first, Unknown) else type(first).__name__
     return Refused("first message", "register", found, "", "this is no llmgw agent, or one that is too new")
+
+
+def _host(remote: str) -> str:
+    return remote.rpartition(":")[0]
 
 
 def _remote(transport: trio.SocketStream) -> str:

@@ -171,6 +171,8 @@ class Agents:
             return
         if older is not None:
             self._log.warning("session replaced", node=node, old=older.session.remote, new=session.remote)
+            if self._identities is not None:
+                self._identities.taken_over(node, older.session.remote, session.remote)
             older.replaced.cancel(reason=f"node {node} connected again from {session.remote}")
         reason = "closed by the agent"
         with trio.CancelScope() as replaced:

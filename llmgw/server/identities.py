@@ -181,6 +181,11 @@ class Identities:
             self._told[node] = told
             self._events.append(self._event("refused", node, remote, f"{refused.claim}: {refused.found}"))
 
+    def taken_over(self, node: str, old: str, new: str) -> None:
+        """An agent took over the session of its node; written down when it comes from another address."""
+        if old.rpartition(":")[0] != new.rpartition(":")[0] and len(self._events) < _TOLD:
+            self._events.append(self._event("taken-over", node, new, f"the session of {old}, by the same state folder"))
+
     # What nodes hold
 
     async def connected(self, node: str, chain: tuple[Certificate, ...]) -> None:

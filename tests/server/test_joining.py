@@ -249,6 +249,35 @@ async def test_without_a_certificate_nobody_reaches_the_link(tmp_path: Path) -> 
         assert b"CERTIFICATE_REQUIRED" in said
 
 
+async def test_one_address_does_not_keep_the_others_from_joining(tmp_path: Path) -> None:
+    async with plane(tmp_path) as at:
+        slow: list[trio.SSLStream[trio.SocketStream]] = []
+
+        async def held(source: str) -> None:
+            context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+            context.check_hostname, context.verify_mode = False, ssl.CERT_NONE
+            context.set_alpn_protocols([JOIN_ALPN])
+            transport = await trio.open_tcp_stream("127.0.0.1", at.address.port, local_address=source)
+            slow.append(trio.SSLStream(transport, context, server_hostname="localhost"))
+            await slow[-1].do_handshake()
+
+        for _ in range(joining.AT_ONCE_ADDRESS):
+            await held("127.0.0.2")
+        with pytest.raises(trio.BrokenResourceError):
+            await held("127.0.0.2")
+        assert isinstance(await ask(at, await at.token()), Joined)
+        for stream in slow:
+            await trio.aclose_forcefully(stream)
+        with trio.fail_after(2):
+            while True:
+                try:
+                    await held("127.0.0.2")
+                    break
+                except trio.BrokenResourceError:
+                    await trio.sleep(0.01)
+        await trio.aclose_forcefully(slow[-1])
+
+
 async def test_where_nothing_is_issued_nothing_joins(tmp_path: Path) -> None:
     async with plane(tmp_path) as at:
         token = await at.token()

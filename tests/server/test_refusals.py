@@ -338,6 +338,19 @@ async def test_the_same_agent_takes_its_session_over_at_once(tmp_path: Path) -> 
         nursery.cancel_scope.cancel()
 
 
+async def test_a_session_that_is_taken_over_from_elsewhere_is_written_down(tmp_path: Path) -> None:
+    async with plane(tmp_path) as at:
+        at.identities.taken_over("n1", "10.0.0.1:5", "10.0.0.1:6")
+        at.identities.taken_over("n1", "10.0.0.1:6", "10.0.0.9:5")
+        at.identities.wake()
+        with trio.fail_after(3):
+            while not (events := await at.identities.events(9)):
+                await trio.sleep(0.05)
+        (event,) = events
+        assert (event.kind, event.by) == ("taken-over", "10.0.0.9:5")
+        assert "the session of 10.0.0.1:6" in event.detail
+
+
 async def test_when_the_first_is_gone_the_second_gets_in(tmp_path: Path) -> None:
     async with plane(tmp_path) as at, trio.open_nursery() as nursery:
         tls = await at.join()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 import time
 from pathlib import Path
 
@@ -10,6 +11,7 @@ import trio
 from hypothesis import given
 from hypothesis import strategies as st
 
+from llmgw.agent.identity import NodeIdentity
 from llmgw.errors import OperatorError
 from llmgw.link import ca, identity, keyfile
 from llmgw.link.authority import certificates, fingerprint, new_key, pem, request_for
@@ -368,9 +370,20 @@ def test_the_folder_of_an_identity_is_private(tmp_path: Path) -> None:
     (tmp_path / "state").mkdir(mode=0o700)
     own = OwnFiles(tls, tmp_path / "state")
     assert own.installation() == own.installation()
+    own.check()
     (tmp_path / "state/identity").chmod(0o755)
     with pytest.raises(OperatorError, match=r"identity: has mode 0755.*chmod 700"):
+        NodeIdentity("n1", DOMAIN, own, time.time, random.Random(1))
+    with pytest.raises(OperatorError, match=r"identity: has mode 0755.*chmod 700"):
         own.trust((tmp_path / "ca/root.pem").read_text() + certificates_of(tmp_path))
+
+
+def test_a_disk_that_is_full_keeps_no_agent_from_starting(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    ca.init(tmp_path / "ca", DOMAIN, time.time())
+    tls = ca.issue_node(tmp_path / "ca", "n1", tmp_path / "one", 1, time.time())
+    node = NodeIdentity("n1", DOMAIN, OwnFiles(tls, tmp_path / "nowhere"), time.time, random.Random(1))
+    assert node.installation == ""
+    assert "cannot be told from a copy" in capsys.readouterr().out
 
 
 def certificates_of(folder: Path) -> str:
