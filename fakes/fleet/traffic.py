@@ -44,7 +44,8 @@ class Traffic:
     async def run(self) -> None:
         """Count now and then, and tell every control plane."""
         while True:
-            await trio.sleep(self._world.draw.expovariate(1 / _COUNTED_S))
+            # Well within the time after which nobody seems to ask any more.
+            await trio.sleep(min(self._world.draw.expovariate(1 / _COUNTED_S), _COUNTED_S))
             self.count()
 
     def ask(self, model: str, level: int) -> None:

@@ -82,7 +82,7 @@ def _failed(pass_: Working, row: Replica, shard: Assignment, report: ShardReport
     """One shard ended, so the replica did: all of them start again, or it goes where its devices are whole."""
     which = f"rank {shard.rank} on {shard.node}: " if len(row.shards) > 1 else ""
     for part in row.shards:
-        trouble = _device_trouble(pass_, part)
+        trouble = _trouble(pass_, row, part)
         if trouble is not None:
             reason = f"it failed ({which}{report.reason}) and {trouble}; placed anew"
             pass_.evict(row, reason, part.node)
@@ -133,11 +133,13 @@ def _roll_back(pass_: Working, row: Replica) -> bool:
     return True
 
 
-def _device_trouble(pass_: Working, part: Assignment) -> str | None:
-    """What is wrong with a device of a shard by now, or ``None``."""
+def _trouble(pass_: Working, row: Replica, part: Assignment) -> str | None:
+    """Why a shard cannot run any more where it is, or ``None``."""
     node = pass_.state.node(part.node)
     if node is None:
         return f"node {part.node} is gone"
+    if row.profile.engine not in node.engines:
+        return f"{part.node} has no engine {row.profile.engine.value} any more"
     for position, number in enumerate(part.devices):
         device = node.inventory.device(number)
         if device is not None and part.uuids and device.uuid != part.uuids[position]:

@@ -106,6 +106,16 @@ def test_whose_replacement_goes_away_counts_again() -> None:
     assert [r.superseded_by for r in outcome.replicas if r.id == "m-1"] == [None]
 
 
+def test_who_failed_where_its_engine_is_no_more_goes_where_there_is_one() -> None:
+    mine = row()
+    bare = node("n1", engines=(), reports=(report(mine, ShardState.FAILED),))
+    outcome = decide(cluster((bare, node("n2")), (model(),), (mine,)), NOW)
+    assert [(d.kind, d.reason.rpartition("and ")[2]) for d in outcome.decisions][:1] == [
+        (DecisionKind.EVICT, "n1 has no engine vllm any more; placed anew")
+    ]
+    assert [r.shards[0].node for r in outcome.replicas] == ["n2"]
+
+
 def test_a_device_that_is_gone_for_good_is_missed() -> None:
     mine = evolve(row(), shards=(evolve(row().shards[0], devices=(5,), uuids=("GPU-gone",)),))
     failed = evolve(report(mine, ShardState.FAILED), uuids=("GPU-gone",))
