@@ -28,6 +28,15 @@ class Peer:
         self._recv = sock.recv
         self._send = sock.send
 
+    @property
+    def address(self) -> str:
+        """Where the other end is, for people; empty when it is gone."""
+        try:
+            name = self.sock.getpeername()
+        except OSError:
+            return ""
+        return str(name[0]) if isinstance(name, tuple) else ""
+
     async def receive(self) -> bytes:
         """Some bytes, or none at the end. Raises ``OSError``."""
         while True:

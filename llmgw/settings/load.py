@@ -14,7 +14,7 @@ from llmgw.hardware.fabric import FabricRule
 from llmgw.settings import yaml
 from llmgw.settings.catalog import EngineKind, Model, Profile
 from llmgw.settings.convert import WrongValue, shown, strict_converter
-from llmgw.settings.daemon import Address, AgentConfig, EngineInstall, ServerConfig, TlsFiles
+from llmgw.settings.daemon import Address, AgentConfig, EngineInstall, RouterTls, ServerConfig, TlsFiles
 from llmgw.settings.document import Settings
 from llmgw.settings.faults import ConfigError, ConfigFault, Path, nearest
 from llmgw.settings.paths import resolve
@@ -181,12 +181,17 @@ def load_server(text: str, file: str, folder: str) -> ServerConfig:
         config,
         state_dir=resolve(config.state_dir, folder),
         settings=resolve(config.settings, folder),
+        router=attrs.evolve(config.router, tls=_router_tls(config.router.tls, folder)),
         link=None if config.link is None else attrs.evolve(config.link, tls=_tls(config.link.tls, folder)),
     )
     for path, problem, hint in server_faults(config):
         reading.fault(path, problem, hint)
     reading.end()
     return config
+
+
+def _router_tls(files: RouterTls | None, folder: str) -> RouterTls | None:
+    return None if files is None else RouterTls(resolve(files.certificate, folder), resolve(files.key, folder))
 
 
 def _tls(files: TlsFiles, folder: str) -> TlsFiles:
