@@ -165,9 +165,7 @@ class Connection:
                 self._told.status, self._told.code = error.status, error.code or ""
             bodiless = head.method == b"HEAD"
             await self._send(
-                errors.response(
-                    error, request_id, close=not keep, dialect=dialect, more=self._cors, bodiless=bodiless
-                )
+                errors.response(error, request_id, close=not keep, dialect=dialect, more=self._cors, bodiless=bodiless)
             )
             return rest if keep else None
         self.exchange = None

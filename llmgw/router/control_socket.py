@@ -71,6 +71,7 @@ class Channel:
         self._stream = stream
         self._buffer = bytearray()
         self._searched = 0
+        self._turn = trio.Lock()
         self.came: list[socket.socket] = []
 
     async def send(self, message: FromWorker | ToWorker, along: socket.socket | None = None) -> None:
@@ -79,17 +80,20 @@ class Channel:
         Raises ``trio.BrokenResourceError`` when the other end is gone.
         """
         line = encode(message)
-        if along is not None:
-            rights = [(socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array("i", [along.fileno()]))]
-            try:
-                sent = await self._stream.socket.sendmsg([line], rights)
-            except OSError as failed:
-                raise trio.BrokenResourceError from failed
-            line = line[sent:]
-        await self._stream.send_all(line)
+        async with self._turn:
+            if along is not None:
+                rights = [(socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array("i", [along.fileno()]))]
+                try:
+                    sent = await self._stream.socket.sendmsg([line], rights)
+                except OSError as failed:
+                    raise trio.BrokenResourceError from failed
+                line = line[sent:]
+            await self._stream.send_all(line)
 
     async def _receive(self) -> bytes:
-        data, rights, _flags, _address = await self._stream.socket.recvmsg(65536, _RIGHTS_BYTES, socket.MSG_CMSG_CLOEXEC)
+        data, rights, _flags, _address = await self._stream.socket.recvmsg(
+            65536, _RIGHTS_BYTES, socket.MSG_CMSG_CLOEXEC
+        )
         for level, kind, content in rights:
             if (level, kind) == (socket.SOL_SOCKET, socket.SCM_RIGHTS):
                 numbers = array.array("i")

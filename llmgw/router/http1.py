@@ -225,7 +225,9 @@ def _response(head: bytes) -> ResponseHead:
                 tokens = _tokens(value)
                 keep_alive = keep_alive and b"close" not in tokens
                 named.update(tokens)
-            case _ if name in _HOP_BY_HOP or name == b"x-request-id" or name.startswith((b"x-llmgw-", b"access-control-")):
+            case _ if (
+                name in _HOP_BY_HOP or name == b"x-request-id" or name.startswith((b"x-llmgw-", b"access-control-"))
+            ):
                 pass  # who may look at answers from a browser is for the router to say
             case _:
                 events = events or (name == b"content-type" and value.lower().startswith(b"text/event-stream"))

@@ -195,7 +195,12 @@ def _replace(path: Path, data: bytes) -> None:
 
 def _plain(families: Families) -> list[Any]:
     return [
-        [name, family.kind, family.text, [[sample, labels, value] for (sample, labels), value in family.samples.items()]]
+        [
+            name,
+            family.kind,
+            family.text,
+            [[sample, labels, value] for (sample, labels), value in family.samples.items()],
+        ]
         for name, family in families.items()
     ]
 

@@ -37,6 +37,7 @@ class Hello:
     started: float
     keys: int = 0
     setup: str = ""
+    draining: bool = False
 
 
 @frozen

@@ -21,7 +21,7 @@ from llmgw.errors import LlmgwError, OperatorError
 from llmgw.link.server import serve as serve_link
 from llmgw.router.counts import COUNTS_FOLDER
 from llmgw.router.table import Table
-from llmgw.router.worker import RouterWorker
+from llmgw.router.workers import RouterWorkers
 from llmgw.server.agents import Agents
 from llmgw.server.cluster import Cluster, remembered
 from llmgw.server.jobs import Jobs
@@ -100,7 +100,7 @@ class Server:
         started = time.time()
         metrics = ControlPlaneMetrics()
         cluster = await remembered(self._store, settings, started, lambda: reconciler.wake())
-        router = RouterWorker(Path(self._config.state_dir), self._config.router, self._config.log)
+        router = RouterWorkers(Path(self._config.state_dir), self._config.router, self._config.log)
         keys = KeyBook(SqliteKeys(self._store), router, Path(self._config.state_dir) / COUNTS_FOLDER, time.time)
         await keys.load()
         router.serve_keys(keys)
@@ -152,7 +152,7 @@ class Server:
             root.cancel_scope.cancel(reason=self._signal)
         self._log.info("stopped", signal=self._signal)
 
-    def _route(self, cluster: Cluster, router: RouterWorker) -> None:
+    def _route(self, cluster: Cluster, router: RouterWorkers) -> None:
         """Without profiles there is no reconcile pass, and what is routed is what the settings say."""
         state = cluster.state(time.time())
         self._table = table(cluster.settings, state, {}, int(cluster.started), self._table)
@@ -186,7 +186,7 @@ class Server:
                     self._log.info("stopping", signal=self._signal)
                     self._stopping.set()
 
-    async def _reloads(self, file: SettingsFile, cluster: Cluster, status: Status, router: RouterWorker) -> None:
+    async def _reloads(self, file: SettingsFile, cluster: Cluster, status: Status, router: RouterWorkers) -> None:
         while True:
             await self._reload.wait()
             self._reload = trio.Event()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from llmgw.router.worker import RouterWorker
+from llmgw.router.workers import RouterWorkers
 from llmgw.scheduler.explain import Unplaced
 from llmgw.scheduler.state import ClusterState, NodeState
 from llmgw.server.cluster import Cluster
@@ -22,7 +22,7 @@ class Status:
         self,
         cluster: Cluster,
         store: Store,
-        router: RouterWorker,
+        router: RouterWorkers,
         metrics: ControlPlaneMetrics,
         revision: int,
         version: str,

@@ -20,7 +20,7 @@ import trio
 
 from llmgw.cli.demo_files import fakes_dir, free_ports
 from llmgw.router.table import Endpoint, Route, Table
-from llmgw.router.worker import RouterWorker
+from llmgw.router.workers import RouterWorkers
 from llmgw.settings.daemon import Address, Log, RouterListener
 
 pytestmark = pytest.mark.bench
@@ -117,7 +117,7 @@ async def test_what_the_router_adds(engine: int, tmp_path: Path, capsys: pytest.
                 break
             except OSError:
                 await trio.sleep(0.05)
-    worker = RouterWorker(tmp_path, RouterListener(Address("127.0.0.1", port)), Log())
+    worker = RouterWorkers(tmp_path, RouterListener(Address("127.0.0.1", port)), Log())
     async with trio.open_nursery() as nursery:
         await nursery.start(worker.run)
         worker.push(Table(1, (Route("m", (Endpoint("e", "127.0.0.1", engine),)),)))
