@@ -55,6 +55,7 @@ class Connection:
         self.request_id = b""
         self._told: Told | None = None
         self._cors = b""
+        self._said_close = False
 
     def asked_already(self) -> bool:
         """Whether something has arrived that nobody has read yet."""
@@ -169,7 +170,8 @@ class Connection:
             )
             return rest if keep else None
         self.exchange = None
-        return rest if whole and head.keep_alive and not self._shared.draining() else None
+        # What its answer said holds: a client that was not told goes on with this connection.
+        return rest if whole and head.keep_alive and not self._said_close else None
 
     async def _body(self, head: RequestHead, buffer: bytes, limit: int) -> tuple[bytes, bytes]:
         """The request's whole body, and what came behind it."""
@@ -257,7 +259,8 @@ class Connection:
         )
 
     def _connection_line(self, head: RequestHead) -> bytes:
-        if not head.keep_alive or self._shared.draining():
+        self._said_close = not head.keep_alive or self._shared.draining()
+        if self._said_close:
             return b"connection: close\r\n"
         return b"connection: keep-alive\r\n" if head.minor == 0 else b""
 

@@ -59,7 +59,6 @@ class RouterWorkers:
         self._said: Load | None = None
         self._asked: Counter[str] = Counter()
         self._adopting = True
-        self._expected: set[int] = set()
         self._draining = False
         self._failure = ""
         self._since = time.time()
@@ -185,12 +184,13 @@ class RouterWorkers:
 
     async def _adopt(self) -> None:
         """Wait for the workers of an earlier control plane that live, and take their listening socket over."""
-        self._expected = {pid for pid in self._written_pids() if _is_worker(pid, self._socket)}
+        for pid in self._written_pids():
+            if _is_worker(pid, self._socket):
+                self._known(pid)
         with trio.move_on_after(_ADOPT_S):
-            while not all(pid in self._workers and self._workers[pid].load for pid in self._expected):
+            while not all(worker.load for worker in self._workers.values()):
                 await self._changed.wait()
         self._adopting = False
-        self._expected.clear()
         if not self._workers:
             # Nobody counts on from here, so the counters may begin anew, as those of every process that starts do.
             await trio.to_thread.run_sync(forget, self._counts)
@@ -282,7 +282,6 @@ class RouterWorkers:
     async def _watch(self, worker: RouterWorker) -> None:
         await worker.watch()
         self._workers.pop(worker.pid, None)
-        self._expected.discard(worker.pid)
         self._write_pids()
         if worker.load is not None:
             self._asked.update(worker.load.asked)
@@ -342,7 +341,7 @@ class RouterWorkers:
             return ()
 
     def _write_pids(self) -> None:
-        self._pid_file.write_text("".join(f"{pid}\n" for pid in {*self._workers, *self._expected}))
+        self._pid_file.write_text("".join(f"{pid}\n" for pid in self._workers))
 
 
 def _is_worker(pid: int, control: Path) -> bool:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 import signal
+import sys
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -48,13 +49,22 @@ _KILL_MARGIN_S = 2.0
 def run(config: ServerConfig) -> None:
     """Run until a signal ends it. Raises :class:`OperatorError` when it cannot start."""
     configure(config.log, "server")
-    trio.run(partial(_main, config), strict_exception_groups=True)
+    if trio.run(partial(_main, config), strict_exception_groups=True):
+        # The same process, so that whoever started it keeps it in sight; what is on the disk by now is what runs. A
+        # signal that comes before that listens for signals must not end it.
+        for number in (signal.SIGUSR2, signal.SIGHUP):
+            signal.signal(number, signal.SIG_IGN)
+        os.execv(sys.executable, sys.orig_argv)  # noqa: S606
 
 
-async def _main(config: ServerConfig) -> None:
+async def _main(config: ServerConfig) -> bool:
+    """Whether another control plane is to take this one's place."""
     with held(Path(config.state_dir), "server"), _first_error():
         async with SqliteStore(Path(config.state_dir) / "llmgw.db") as store:
-            await Server(config, store).run()
+            server = Server(config, store)
+            await server.run()
+            return server.hands_over
+    raise AssertionError("an error that nobody raised")
 
 
 @contextmanager
@@ -85,9 +95,13 @@ class Server:
         self._reload = trio.Event()
         self._signal = ""
         self._table = Table()
+        self.hands_over = False
 
     async def run(self) -> None:
-        """Start everything, serve until SIGTERM or SIGINT, then stop everything."""
+        """Start everything, serve until SIGTERM or SIGINT, then stop everything.
+
+        After SIGUSR2 the router's workers are left as they are: ``hands_over`` says so then.
+        """
         settings_file = SettingsFile(Path(self._config.settings), self._store)
         settings, revision = await settings_file.load(time.time(), "read at the start")
         control_plane = settings.needs_control_plane
@@ -145,9 +159,10 @@ class Server:
                     )
                     await self._stopping.wait()
                     control.cancel_scope.cancel(reason=self._signal)
-                with self._step("router drained"):
-                    with trio.move_on_after(self._config.router.drain_s + _KILL_MARGIN_S):
-                        await router.drain(self._config.router.drain_s)
+                if not self.hands_over:
+                    with self._step("router drained"):
+                        with trio.move_on_after(self._config.router.drain_s + _KILL_MARGIN_S):
+                            await router.drain(self._config.router.drain_s)
                 services.cancel_scope.cancel(reason=self._signal)
             root.cancel_scope.cancel(reason=self._signal)
         self._log.info("stopped", signal=self._signal)
@@ -173,7 +188,7 @@ class Server:
         self._log.info(name, seconds=round(trio.current_time() - began, 3))
 
     async def _signals(self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
-        with trio.open_signal_receiver(signal.SIGTERM, signal.SIGINT, signal.SIGHUP) as received:
+        with trio.open_signal_receiver(signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGUSR2) as received:
             task_status.started()
             async for number in received:
                 if number == signal.SIGHUP:
@@ -183,7 +198,8 @@ class Server:
                     os._exit(1)
                 else:
                     self._signal = signal.Signals(number).name
-                    self._log.info("stopping", signal=self._signal)
+                    self.hands_over = number == signal.SIGUSR2
+                    self._log.info("starting anew" if self.hands_over else "stopping", signal=self._signal)
                     self._stopping.set()
 
     async def _reloads(self, file: SettingsFile, cluster: Cluster, status: Status, router: RouterWorkers) -> None:
