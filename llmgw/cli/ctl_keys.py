@@ -103,11 +103,11 @@ def limits_of(key: dict[str, Any]) -> str:
         )
         if key[name] is not None
     ]
-    for name, unit in (("tokens", " tokens"), ("cost", "")):
-        most = key[f"budget_{name}"]
-        if most is not None:
-            period = "ever" if key["budget_period"] == "total" else f"a {key['budget_period']}"
-            parts.append(f"{key['budget'][name]:g} of {most:g}{unit} {period}")
+    period = "ever" if key["budget_period"] == "total" else f"a {key['budget_period']}"
+    if key["budget_tokens"] is not None:
+        parts.append(f"{key['budget']['tokens']} of {key['budget_tokens']} tokens {period}")
+    if key["budget_cost"] is not None:
+        parts.append(f"cost {key['budget']['cost']:.2f} of {key['budget_cost']:g} {period}")
     return ", ".join(parts) or "no limit"
 
 

@@ -13,7 +13,6 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 import msgspec
-from attrs import frozen
 
 from llmgw.router.errors import ApiError
 from llmgw.router.media import refusal
@@ -36,8 +35,7 @@ class _Body(msgspec.Struct):
 _decode = msgspec.json.Decoder(_Body).decode
 
 
-@frozen
-class Asked:
+class Asked(msgspec.Struct, frozen=True):
     """What a request asks: for which model, whether as a stream, and how many new tokens at the most (0: not said).
 
     ``start`` is its text as it stands in the JSON (messages, prompt or input), for telling conversations apart.
@@ -49,6 +47,11 @@ class Asked:
     start: bytes = b""
 
 
+def is_odd(body: bytes) -> bool:
+    """Whether letters are written as escapes in it, so that looking for a word does not find every spelling of it."""
+    return _ESCAPED_LETTERS(body) is not None
+
+
 def asked_in_json(body: bytes, media_hosts: Sequence[str] = ()) -> Asked:
     """What a JSON body asks for. Raises :class:`ApiError` with 400.
 
@@ -57,8 +60,7 @@ def asked_in_json(body: bytes, media_hosts: Sequence[str] = ()) -> Asked:
     try:
         body.decode()  # what is skipped over is not looked at by the decoder
         found = _decode(body)
-        odd = _ESCAPED_LETTERS(body) is not None
-        if odd or body.count(b'"model"') != 1 or b'url"' in body:
+        if is_odd(body) or body.count(b'"model"') != 1 or b'url"' in body:
             _read_whole(body, media_hosts)
     except msgspec.ValidationError as wrong:
         said = str(wrong)

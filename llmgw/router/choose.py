@@ -5,10 +5,11 @@ from __future__ import annotations
 import zlib
 from collections.abc import Collection, Sequence
 from enum import StrEnum
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 import msgspec
-from attrs import frozen
+
+from llmgw.router.health import Health
 
 ROOM = 1.25
 """A conversation stays with its engine while that has at most so many times its share of the requests."""
@@ -34,7 +35,7 @@ class Load(Protocol):
     """What the choice looks at.
 
     ``tokens`` is an estimate for the ``outstanding`` requests. ``full`` engines let requests wait or have no KV cache
-    left, by their own word. ``out`` ones failed and are left alone. ``seed`` is the same number in every worker.
+    left, by their own word. ``seed`` is the same number in every worker.
     """
 
     @property
@@ -49,17 +50,17 @@ class Load(Protocol):
     @property
     def full(self) -> bool: ...
 
-    def out(self, now: float) -> bool: ...
+    @property
+    def health(self) -> Health: ...
 
     @property
     def seed(self) -> int: ...
 
 
-@frozen
-class Choice:
-    """An engine by its index, and why."""
+class Choice(NamedTuple):
+    """An engine, ``at`` this index, and why. A tuple, as one is made for each request."""
 
-    index: int
+    at: int
     reason: Reason
 
 
@@ -74,7 +75,9 @@ def choose(
     without go to the less loaded of two drawn ones, since what other workers do is not seen here and everybody's
     favourite would be overrun.
     """
-    fit = [n for n, e in enumerate(engines) if not e.draining and n not in tried and not e.out(now)]
+    fit = [
+        n for n, e in enumerate(engines) if not (e.draining or n in tried or (e.health.troubled and e.health.out(now)))
+    ]
     if not fit:
         fit = [n for n, e in enumerate(engines) if not e.draining and n not in tried]
         if not fit:
@@ -93,12 +96,12 @@ def choose(
 
 
 def _affine(engines: Sequence[Load], fit: Sequence[int], key: int) -> Choice:
-    most = max(ROOM_LEAST, ROOM * (1 + sum(engines[n].outstanding for n in fit)) / len(fit))
-    ranked = sorted(fit, key=lambda n: _mixed(key, engines[n].seed), reverse=True)
-    for n in ranked:
+    most = max(ROOM_LEAST, ROOM * (1 + sum([engines[n].outstanding for n in fit])) / len(fit))
+    ranked = sorted([(_mixed(key, engines[n].seed), n) for n in fit], reverse=True)
+    for place, (_, n) in enumerate(ranked):
         engine = engines[n]
         if engine.outstanding < most and not engine.full:
-            return Choice(n, Reason.AFFINITY if n == ranked[0] else Reason.ROOM)
+            return Choice(n, Reason.ROOM if place else Reason.AFFINITY)
     return Choice(min(fit, key=lambda n: (engines[n].full, engines[n].tokens)), Reason.ROOM)
 
 

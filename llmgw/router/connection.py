@@ -6,7 +6,6 @@ attributes that the server's sweeper looks at.
 
 from __future__ import annotations
 
-import secrets
 import socket
 
 import orjson
@@ -18,10 +17,11 @@ from llmgw.router.body import asked_in_json
 from llmgw.router.choose import conversation
 from llmgw.router.errors import ApiError, Dialect
 from llmgw.router.exchange import Exchange, Shared
-from llmgw.router.form import asked_in_form
+from llmgw.router.form import asked_in_form, renamed
 from llmgw.router.http1 import MAX_HEAD_BYTES, BadMessage, ChunkDecoder, RequestHead, parse_request
 from llmgw.router.keys import Holder
 from llmgw.router.requests import Kind, Target, target_of
+from llmgw.router.rewrite import SALTED, rewritten
 from llmgw.router.sockets import Peer
 from llmgw.router.table import Route
 from llmgw.router.telling import Told
@@ -82,8 +82,7 @@ class Connection:
             try:
                 rest = await self._request(rest)
             except BadMessage as bad:
-                request_id = self.request_id or b"req-" + secrets.token_hex(8).encode()
-                await self._refuse(errors.of_message(bad), request_id)
+                await self._refuse(errors.of_message(bad), self.request_id or self._shared.ids())
                 return
             finally:
                 if self._told is not None:
@@ -101,7 +100,7 @@ class Connection:
         await self._send(errors.response(error, request_id, close=True, more=self._cors))
 
     async def _send(self, data: bytes) -> None:
-        self.deadline = self._shared.clock() + STALL_S
+        self.deadline = self._shared.ticker.now + STALL_S
         await self._client.send(data)
         self.deadline = None
 
@@ -116,7 +115,7 @@ class Connection:
         self.idle = not buffer
         self.request_id = self._cors = b""
         # A head has one deadline from its first byte on: a client that sends it byte by byte gains nothing.
-        by = self._shared.clock() + (IDLE_S if self.idle else HEAD_S)
+        by = self._shared.ticker.now + (IDLE_S if self.idle else HEAD_S)
         while (end := buffer.find(b"\r\n\r\n")) < 0:
             if len(buffer) > MAX_HEAD_BYTES:
                 raise BadMessage(431, f"the request's head is longer than {MAX_HEAD_BYTES} bytes")
@@ -124,14 +123,14 @@ class Connection:
             if not data:
                 return None
             if self.idle:
-                self.idle, by = False, self._shared.clock() + HEAD_S
+                self.idle, by = False, self._shared.ticker.now + HEAD_S
             buffer += data
         self.idle = False
         end += 4
         if end > MAX_HEAD_BYTES:
             raise BadMessage(431, f"the request's head is longer than {MAX_HEAD_BYTES} bytes")
         head = parse_request(buffer[:end])
-        request_id = self.request_id = head.request_id or b"req-" + secrets.token_hex(8).encode()
+        request_id = self.request_id = head.request_id or self._shared.ids()
         front = self._shared.front
         if front.cors is not None and head.origin:
             self._cors = front.cors.lines(head.origin)
@@ -144,14 +143,18 @@ class Connection:
             dialect = target.dialect
             settings = self._shared.directory.table.settings
             limit = settings.max_media_bytes if target.media else settings.max_body_bytes
-            try:
-                holder = self._shared.gate.known(head.authorization) if target.kind in _KEYED else None
-            except ApiError:
-                # An expectation is not met, and a body of unknown length not read.
-                if not head.chunked and not head.expects_continue and (head.length or 0) <= _READ_ANYWAY_BYTES:
-                    _, rest = await self._body(head, buffer[end:], limit)
-                raise
-            body, rest = await self._body(head, buffer[end:], limit)
+            holder, refused = None, None
+            if target.kind in _KEYED:
+                try:
+                    holder = self._shared.gate.known(head.authorization)
+                except ApiError as error:
+                    refused = error
+            # Of nobody in particular only a small body is read, and an expectation is not met.
+            small = not head.chunked and not head.expects_continue and (head.length or 0) <= _READ_ANYWAY_BYTES
+            if refused is None or small:
+                body, rest = await self._body(head, buffer[end:], limit)
+            if refused is not None:
+                raise refused
             if target.kind is Kind.ENGINE:
                 whole = await self._at_engine(head, target, request_id, body, holder)
             else:
@@ -175,9 +178,8 @@ class Connection:
 
     async def _body(self, head: RequestHead, buffer: bytes, limit: int) -> tuple[bytes, bytes]:
         """The request's whole body, and what came behind it."""
-        too_large = ApiError(413, f"The request's body is larger than {limit} bytes.", "body_too_large")
         if head.length is not None and head.length > limit:
-            raise too_large
+            raise _too_large(limit)
         if head.expects_continue and not buffer and (head.length or head.chunked):
             await self._send(b"HTTP/1.1 100 Continue\r\n\r\n")
         if head.chunked:
@@ -187,18 +189,18 @@ class Connection:
                 part = decoder.feed(data)
                 size += len(part)
                 if size > limit:
-                    raise too_large
+                    raise _too_large(limit)
                 parts.append(part)
                 if decoder.finished:
                     return b"".join(parts), decoder.rest
-                if not (data := await self._receive(self._shared.clock() + STALL_S)):
+                if not (data := await self._receive(self._shared.ticker.now + STALL_S)):
                     raise BadMessage(400, "the request's body ended early")
         length = head.length or 0
         if len(buffer) >= length:
             return buffer[:length], buffer[length:]
         pieces, missing = [buffer], length - len(buffer)
         while missing > 0:
-            if not (data := await self._receive(self._shared.clock() + STALL_S)):
+            if not (data := await self._receive(self._shared.ticker.now + STALL_S)):
                 raise BadMessage(400, "the request's body ended early")
             pieces.append(data)
             missing -= len(data)
@@ -212,14 +214,18 @@ class Connection:
         directory = self._shared.directory
         match target.kind:
             case Kind.MODELS:
-                listed = [_model_object(r) for r in directory.routes() if holder is None or holder.allows(r.model)]
+                listed = [
+                    _model_object(r)
+                    for r in directory.routes()
+                    if holder is None or holder.allows(r.alias_of or r.model)
+                ]
                 content = orjson.dumps({"object": "list", "data": listed})
             case Kind.MODEL:
-                self._shared.gate.permit(holder, target.name)
                 found = directory.find(target.name)
+                self._shared.gate.permit(holder, target.name if found is None else found.route.model)
                 if found is None:
                     raise _unknown_model(target.name)
-                content = orjson.dumps(_model_object(found.route))
+                content = orjson.dumps(_model_object(evolve(found.route, model=target.name)))
             case Kind.HEALTH:
                 content, content_type = b"ok\n", b"text/plain; charset=utf-8"
             case Kind.READY:
@@ -275,19 +281,19 @@ class Connection:
             asked = asked_in_form(body, head.content_type)
         else:
             asked = asked_in_json(body, directory.table.settings.media_hosts)
-        model = asked.model
+        served = directory.find(asked.model)
+        model = asked.model if served is None else served.route.model
         told = self._told
         if told is not None:
             told.model, told.key = model, "" if holder is None else holder.key.id
             assert self._shared.front.teller is not None
             head = evolve(head, forwarded=self._shared.front.teller.passed_on(told, head.forwarded))
         self._shared.gate.permit(holder, model)
-        served = directory.find(model)
         if served is None:
             raise _unknown_model(model)
         with self._shared.gate.admit(holder, target.path, model, body) as ticket:
             directory.asked[model] += 1
-            served = await directory.turn(served, "" if holder is None else holder.key.id)
+            served = await directory.turn(served, _tenant(holder))
             lines = self._connection_line(head) + self._cors + ticket.lines
             self.exchange = Exchange(
                 self._shared, self._send, head, request_id, model, lines, ticket.filter, target.dialect
@@ -299,13 +305,30 @@ class Connection:
             if len(served.engines) > 1 and (head.session or served.route.routing.balance is Balance.PREFIX):
                 key = conversation(asked.start, head.session)
             tokens = len(body) // 4 + (asked.most_tokens or _ANSWER_TOKENS)
-            return await self.exchange.run(served, ticket.body, tokens, key)
+            body = ticket.body
+            if target.form:
+                body = body if model == asked.model else renamed(body, head.content_type, model)
+            else:
+                salted = served.salted and target.path in SALTED
+                salt = _tenant(holder) if salted else None
+                if salted or model != asked.model:
+                    body = rewritten(body, None if model == asked.model else model, salt or None)
+            return await self.exchange.run(served, body, tokens, key)
+
+
+def _tenant(holder: Holder | None) -> str:
+    """Whose request it is: keys of one owner take turns as one, and share an engine's cache."""
+    return "" if holder is None else holder.key.owner or holder.key.id
 
 
 def _model_object(route: Route) -> dict[str, object]:
     """As the OpenAI API has it; clients ignore what is in ``llmgw``, operators read there how the model is."""
     how = {"state": route.state, "ready": route.ready, "wanted": route.wanted, "status": route.public}
     return {"id": route.model, "object": "model", "created": route.created, "owned_by": "llmgw", "llmgw": how}
+
+
+def _too_large(limit: int) -> ApiError:
+    return ApiError(413, f"The request's body is larger than {limit} bytes.", "body_too_large")
 
 
 def _unknown_model(name: str) -> ApiError:

@@ -35,7 +35,7 @@ class CorsRules:
         )
 
     def preflight(self, origin: bytes, allow: str, fields: bytes) -> bytes:
-        """What the answer to a browser's question has besides: ``allow`` are methods, ``fields`` those it would send."""
+        """What the answer to a browser's question has besides; ``fields`` are those that it would send."""
         if not self._all and origin.lower() not in self._origins:
             return b""
         lines = b"access-control-allow-methods: %b\r\naccess-control-max-age: %d\r\n" % (allow.encode(), _REMEMBERED_S)

@@ -107,13 +107,13 @@ class SharedCounts:
             for lane, _ in free:
                 self._forget(lane)
             self.lane, self._lane_file = free.pop(0)
-            fcntl.flock(self._file, fcntl.LOCK_UN)
         except BaseException:
             os.close(self._file)
             raise
         finally:
             for _, handle in free:
                 os.close(handle)
+        fcntl.flock(self._file, fcntl.LOCK_UN)  # only now: the next one must find the lanes free that are
 
     def _forget(self, lane: int) -> None:
         for slot in range((len(self._cells) - _HEADER_CELLS) // SLOT_CELLS):

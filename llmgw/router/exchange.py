@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import errno
 import math
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from typing import NoReturn
 
 from attrs import frozen
@@ -30,7 +30,7 @@ from llmgw.router.http1 import (
 from llmgw.router.metrics import RouterMetrics
 from llmgw.router.pool import Directory, Engine, Served
 from llmgw.router.sockets import Peer
-from llmgw.router.usage import TAIL_BYTES, usage_of
+from llmgw.router.usage import TAIL_BYTES, own_error, usage_of
 from llmgw.router.usage_filter import UsageFilter
 from llmgw.telemetry.logging import logger
 
@@ -41,14 +41,26 @@ _JOIN_BYTES = 64 * 1024
 _log = logger("router")
 
 
+class Ticker:
+    """The time of the last sweep. Deadlines are counted from it: they are looked at in sweeps only."""
+
+    __slots__ = ("now",)
+
+    def __init__(self, now: float) -> None:
+        self.now = now
+
+
 @frozen
 class Shared:
-    """What every connection of a worker shares."""
+    """What every connection of a worker shares. ``clock`` is for durations, ``ticker`` for deadlines;
+    ``ids`` makes the id of a request that has none."""
 
     directory: Directory
     metrics: RouterMetrics
     gate: Gate
     clock: Callable[[], float]
+    ticker: Ticker
+    ids: Callable[[], bytes]
     ready: Callable[[], str]
     draining: Callable[[], bool]
     front: Front
@@ -67,8 +79,9 @@ class EngineFailed(Exception):
 class Exchange:
     """One request of one client. ``send`` writes to the client; ``connection_line`` is what its answer's head says.
 
-    For whoever settles: the ``endpoint`` that was asked last, ``status`` of the engine's answer (0: none came), its ``usage``, the bytes of its body that
-    were ``passed`` on and their ``tail``, whether it was ``whole``, and whether it consists of ``events``.
+    For whoever settles: the ``endpoint`` that was asked last, ``status`` of the engine's answer (0: none came), its
+    ``usage``, the bytes of its body that were ``passed`` on and their ``tail``, whether it was ``whole``, and whether
+    it consists of ``events``.
     """
 
     def __init__(
@@ -93,19 +106,20 @@ class Exchange:
         self._filter = events_filter
         self._dialect = dialect
         self._shared = shared
+        self._ticker = shared.ticker
         self._send = send
         self._head = head
         self._request_id = request_id
         self._connection_line = connection_line
         self._began = shared.clock()
         self._first_byte = 0.0
-        self._tried: set[int] = set()
+        self._tried: tuple[int, ...] = ()
         self._upstream: Peer | None = None
         self._deadline: float | None = None
         self._patience_s = 0.0
         self._ends = math.inf
         self._gave_up = ""
-        self._others = False
+        self._engines: Sequence[Engine] = ()
 
     @property
     def first_byte(self) -> float:
@@ -135,29 +149,30 @@ class Exchange:
         directory, engines = self._shared.directory, served.engines
         start = head.method + b" " + head.target + b" HTTP/1.1\r\n"
         fields = head.forwarded + b"x-request-id: %b\r\ncontent-length: %d\r\n\r\n" % (request_id, len(body))
+        self._engines = engines
         self._timeouts = served.timeouts
         self._ends = self._began + served.timeouts.total_s
         served.budget.request()
         failed: EngineFailed | None = None
         while len(self._tried) <= _RETRIES and (failed is None or served.budget.retry()):
             now = self._shared.clock()
-            choice = choose(engines, self._tried.union(served.busy_ones()), now, directory.draw(), key)
+            choice = choose(engines, (*self._tried, *served.busy_ones()), now, directory.draw(), key)
             if choice is None and (choice := choose(engines, self._tried, now, 0.0)) is None:
                 break
-            engine = engines[choice.index]
+            index, reason = choice
+            engine = engines[index]
             self.endpoint = engine.endpoint.id
-            self._shared.metrics.chosen(model, choice.reason)
-            self._tried.add(choice.index)
-            self._others = len(self._tried) <= _RETRIES and any(
-                not e.draining for n, e in enumerate(engines) if n not in self._tried
-            )
-            with directory.busy(engine, tokens):
-                try:
-                    return await self._ask(engine, start + engine.head_lines + fields, body)
-                except EngineFailed as caught:
-                    failed = caught
-                    if not failed.busy:
-                        engine.health.failed(self._shared.clock())
+            self._shared.metrics.chosen(model, reason)
+            self._tried += (index,)
+            directory.began(engine, tokens)
+            try:
+                return await self._ask(engine, start + engine.head_lines + fields, body)
+            except EngineFailed as caught:
+                failed = caught
+                if not failed.busy:
+                    engine.health.failed(self._shared.clock())
+            finally:
+                directory.ended(engine, tokens)
             self._shared.metrics.retried(model, engine.endpoint.id)
             _log.warning(
                 "engine failed", model=model, endpoint=engine.endpoint.id, reason=failed.reason,
@@ -175,7 +190,7 @@ class Exchange:
         timeouts = self._timeouts
         request = head + body if len(body) < _JOIN_BYTES else head
         while True:
-            peer = engine.take_idle(self._shared.clock())
+            peer = engine.take_idle(self._ticker.now)
             reused = peer is not None
             if peer is None:
                 try:
@@ -210,13 +225,19 @@ class Exchange:
             finally:
                 self._upstream, self._deadline = None, None
                 if keep:
-                    engine.give_back(peer, self._shared.clock())
+                    engine.give_back(peer, self._ticker.now)
                 else:
                     peer.close()
 
+    def _another(self) -> bool:
+        """Whether there is an engine that was not asked yet."""
+        return len(self._tried) <= _RETRIES and any(
+            not engine.draining for n, engine in enumerate(self._engines) if n not in self._tried
+        )
+
     def _wait(self, seconds: float) -> None:
         self._patience_s = seconds
-        self._deadline = self._shared.clock() + seconds
+        self._deadline = self._ticker.now + seconds
 
     async def _more(self, peer: Peer) -> bytes:
         """More of the engine's answer; its time to the next bytes begins anew."""
@@ -257,7 +278,7 @@ class Exchange:
         except BadMessage as bad:
             raise EngineFailed(bad.reason) from bad
         self._first_byte = self._shared.clock()
-        if response.status == 503 and self._others:
+        if response.status == 503 and self._another():
             raise EngineFailed("has no room (503)", busy=True)
         self.status, self.events = response.status, response.event_stream
         if response.status < 500:
@@ -266,10 +287,13 @@ class Exchange:
             engine.health.erred(self._first_byte)
         try:
             keep = await self._relay(peer, response, data, engine, bodiless=bodiless)
-            self.whole = True
+            self.whole = not (response.event_stream and own_error(self.tail))
         finally:
             self.usage = usage_of(self.tail)
         now = self._shared.clock()
+        if not self.whole:
+            self._count_broken(engine, "ended its answer with an error of its own")
+            return keep and response.keep_alive
         self._shared.metrics.answered(
             self.model,
             engine.endpoint.id,
@@ -309,7 +333,7 @@ class Exchange:
             self.tail = data[-TAIL_BYTES:] if len(data) >= TAIL_BYTES else (self.tail + data)[-TAIL_BYTES:]
             self.passed += len(data)
             if events is not None:
-                data = events.chunks(data, whole=walker.between_chunks)
+                data = events.chunks(data, walker.boundary, finished=end >= 0)
             if send or data:
                 await self._send(send + data if send else data)
             send = b""
@@ -374,16 +398,19 @@ class Exchange:
             await self._send(rest)
         return False
 
-    async def _break(
-        self, engine: Engine, response: ResponseHead, why: str, *, between_chunks: bool, sent: bool
-    ) -> NoReturn:
-        """An answer ends in its middle: say so in the stream where that is possible, and never end it cleanly."""
+    def _count_broken(self, engine: Engine, why: str) -> None:
         self._shared.metrics.broken(self.model, engine.endpoint.id)
         engine.health.failed(self._shared.clock())
         _log.warning(
             "answer cut short", model=self.model, endpoint=engine.endpoint.id, reason=why,
             request_id=self._request_id.decode(),
         )  # fmt: skip
+
+    async def _break(
+        self, engine: Engine, response: ResponseHead, why: str, *, between_chunks: bool, sent: bool
+    ) -> NoReturn:
+        """An answer ends in its middle: say so in the stream where that is possible, and never end it cleanly."""
+        self._count_broken(engine, why)
         if sent and response.event_stream and between_chunks and self._head.minor == 1:
             gap = b"" if _ends_event(self.tail) else b"\n\n"
             event = gap + errors.stream_event(f"The engine of {self.model} {why}.", self._dialect)

@@ -45,5 +45,18 @@ def asked_in_form(body: bytes, content_type: bytes) -> Asked:
     return Asked(model, fields.get(b"stream", b"").lower() in (b"true", b"1"))
 
 
+def renamed(body: bytes, content_type: bytes, model: str) -> bytes:
+    """The form with this ``model``. A form that was accepted by :func:`asked_in_form`."""
+    found = _BOUNDARY.fullmatch(content_type)
+    assert found is not None
+    between = b"\r\n--" + (found[1] or found[2])
+    parts = (b"\r\n" + body).split(between)
+    for at, part in enumerate(parts):
+        head, gap, _ = part.partition(b"\r\n\r\n")
+        if gap and _NAME.findall(head) == [b"model"]:
+            parts[at] = head + gap + model.encode()
+    return between.join(parts)[2:]
+
+
 def _wrong(reason: str, param: str | None = None) -> ApiError:
     return ApiError(400, f"The request's form is wrong: {reason}.", "invalid_body", param)

@@ -22,7 +22,7 @@ from llmgw.router.counts import Counts, OwnCounts
 from llmgw.router.errors import ApiError
 from llmgw.router.keys import Holder, KeyRefused, KeyTable
 from llmgw.router.limits import Grant, Refused
-from llmgw.router.usage_filter import UsageFilter, Wish, answer_guess, asking, prompt_guess, wish_of
+from llmgw.router.usage_filter import TOKENS_MOST, UsageFilter, Wish, answer_guess, asking, prompt_guess, wish_of
 from llmgw.settings.document import Auth, RouterSettings
 from llmgw.settings.keys import Spent
 from llmgw.settings.usage import DAY_S, UsageBook
@@ -116,7 +116,7 @@ class Gate(Collector):
     def _cost(self, model: str, prompt: int, completion: int) -> int:
         settings = self._settings()
         price = None if settings is None or not settings.prices else settings.prices.get(model)
-        return 0 if price is None else price.of(prompt, completion)
+        return 0 if price is None else min(price.of(prompt, completion), TOKENS_MOST)
 
     def _reserve(self, holder: Holder, ticket: Ticket, wish: Wish) -> None:
         counts, key, now = self.counts, holder.key, self._clock()
@@ -150,7 +150,7 @@ class Gate(Collector):
         estimated = False
         if answer is not None and reached and answer.status < 400:
             if answer.usage is not None:
-                prompt, completion = answer.usage
+                prompt, completion = min(answer.usage[0], TOKENS_MOST), min(answer.usage[1], TOKENS_MOST)
             else:
                 # The engine never said: it was cut short, or it does not count.
                 estimated = True

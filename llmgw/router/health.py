@@ -20,44 +20,47 @@ RETRIES_SAVED = 10.0
 
 
 class Health:
-    """What an engine's answers say of it. ``out`` means that it is not asked unless nothing else is left."""
+    """What an engine's answers say of it. ``out`` means that it is not asked unless nothing else is left; an engine
+    that is not ``troubled`` is not."""
 
-    __slots__ = ("_errors", "_failures", "_out_s", "_trial", "until")
+    __slots__ = ("_errors", "_failures", "_out_s", "_trial", "troubled", "until")
 
     def __init__(self) -> None:
         self._failures = 0
         self._errors: deque[float] = deque(maxlen=ERRORS)
         self._out_s = 0.0
         self._trial = False
+        self.troubled = False
         self.until = 0.0
 
     def out(self, now: float) -> bool:
         """Whether it is left alone: until its time is over, and then while one request tries it."""
-        return bool(self._out_s) and (self._trial or now < self.until)
+        return self.troubled and (self._trial or now < self.until)
 
     def asked(self) -> None:
         """A request goes to it. If it was out, that is the trial."""
-        if self._out_s:
+        if self.troubled:
             self._trial = True
 
     def failed(self, now: float) -> None:
         """It could not be reached, or did not answer, or broke off."""
         self._failures += 1
-        if self._failures >= CONNECT_FAILURES or self._out_s:
+        if self._failures >= CONNECT_FAILURES or self.troubled:
             self._put_out(now)
 
     def erred(self, now: float) -> None:
         """It answered with 5xx."""
         self._failures = 0
         self._errors.append(now)
-        if self._out_s or (len(self._errors) == ERRORS and now - self._errors[0] <= ERRORS_S):
+        if self.troubled or (len(self._errors) == ERRORS and now - self._errors[0] <= ERRORS_S):
             self._put_out(now)
 
     def worked(self) -> None:
         """It answered, and not with 5xx: a client's own mistake says that it is well."""
         self._failures = 0
         self._trial = False
-        if self._out_s:
+        if self.troubled:
+            self.troubled = False
             self._out_s = 0.0
             self._errors.clear()
 
@@ -69,6 +72,7 @@ class Health:
         if now < self.until and not self._trial:
             return  # requests that were under way when it went out say nothing new
         self._out_s = min(2 * self._out_s, OUT_MOST_S) if self._out_s else OUT_FIRST_S
+        self.troubled = True
         self.until = now + self._out_s
         self._trial = False
 

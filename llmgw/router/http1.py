@@ -57,8 +57,8 @@ class BadMessage(Exception):
 class RequestHead:
     """What a request's head says. ``forwarded`` are its end-to-end fields as lines, ready for the engine.
 
-    ``session`` is what the client calls the conversation: ``x-llmgw-session``. ``origin`` is the page's that asks from a
-    browser, ``asks_fields`` those that it would send.
+    ``session`` is what the client calls the conversation: ``x-llmgw-session``. ``origin`` is that of the page that asks
+    from a browser, ``asks_fields`` are those that it would send.
     """
 
     method: bytes
@@ -266,12 +266,14 @@ class ChunkWalker:
     because two readers that disagree on a size read different messages.
     """
 
-    __slots__ = ("_left", "_part", "_trailer_bytes", "finished")
+    __slots__ = ("_left", "_part", "_trailer_bytes", "boundary", "finished")
 
     def __init__(self) -> None:
         self._left = 0  # bytes of the present chunk, and of the line end after it, that are still to come
         self._part = b""
         self._trailer_bytes = -1  # below zero until the last chunk was seen
+        self.boundary = 0
+        """The index in what was fed last behind its last whole chunk; not above 0 where none ended in it."""
         self.finished = False
 
     @property
@@ -286,6 +288,7 @@ class ChunkWalker:
         """
         size = len(data)
         at = self._left
+        self.boundary = 0
         if at > size:
             self._check_line_end(data, size, at)
             self._left = at - size
@@ -302,6 +305,8 @@ class ChunkWalker:
                 if len(buffer) - at > _MAX_SIZE_LINE:
                     raise BadMessage(502, "a chunk's size line is too long")
                 self._part = buffer[at:]
+                if self._trailer_bytes < 0:
+                    self.boundary = at - base
                 return -1
             line = buffer[at:line_end]
             at = line_end + 2
@@ -319,11 +324,13 @@ class ChunkWalker:
             length = int(match[1], 16)
             if length == 0:
                 self._trailer_bytes = 0
+                self.boundary = at - len(line) - 2 - base
                 continue
             after = at + length + 2
             if after > len(buffer):
                 self._check_line_end(buffer, len(buffer), after)
                 self._left = after - len(buffer)
+                self.boundary = at - len(line) - 2 - base
                 return -1
             if buffer[after - 2 : after] != b"\r\n":
                 raise BadMessage(502, "a chunk is longer than its size")

@@ -93,10 +93,13 @@ class Journal:
         if self._bytes and (not self._waiting or self._bytes > _TIDY_BYTES):
             self._rewrite()
 
+    def needed(self) -> tuple[Batch, ...]:
+        """What no control plane has, as far as this worker was told."""
+        return (*((self.saying,) if self.saying is not None else ()), *self._waiting)
+
     def _rewrite(self) -> None:
-        """Only what is still needed. Cut short in between, batches are lost: all of it goes in one write."""
-        lines = b"".join(_line(b) for b in ((self.saying,) if self.saying else ()))
-        lines += b"".join(_line(b) for b in self._waiting)
+        """Only what is still needed."""
+        lines = b"".join(map(_line, self.needed()))
         if self._file >= 0:
             if not lines:
                 os.ftruncate(self._file, 0)

@@ -46,7 +46,10 @@ class Distribution:
 
 
 class RouterMetrics(Collector):
-    """Counters of one worker; ``files`` are where it sees the others'. ``in_flight`` and ``waiting`` are asked for when the exposition is built."""
+    """Counters of one worker; ``files`` are where it sees the others'.
+
+    ``in_flight`` and ``waiting`` are asked for when the exposition is built.
+    """
 
     def __init__(
         self, in_flight: Callable[[], Mapping[tuple[str, str], int]], waiting: Callable[[], Mapping[str, int]]

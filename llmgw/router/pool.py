@@ -5,8 +5,7 @@ from __future__ import annotations
 import random
 import secrets
 from collections import Counter
-from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
+from collections.abc import Iterable, Sequence
 
 import trio
 from attrs import define, frozen
@@ -44,10 +43,6 @@ class Engine:
         if endpoint.api_key is not None:
             lines += f"authorization: Bearer {endpoint.api_key}\r\n"
         self.head_lines = lines.encode()
-
-    def out(self, now: float) -> bool:
-        """Whether it failed and is left alone."""
-        return self.health.out(now)
 
     def take_idle(self, now: float) -> Peer | None:
         """A kept connection, the one that was used last; older ones are likelier to be closed."""
@@ -116,18 +111,19 @@ class Line:
 
 @define(eq=False)
 class Served:
-    """A model as this router serves it. ``line`` and ``budget`` live on over new tables."""
+    """A model as this router serves it. ``line`` and ``budget`` live on over new tables.
+
+    ``started`` when it has an engine that takes requests; ``salted`` when one of them knows ``cache_salt``, of which
+    the others take no notice.
+    """
 
     route: Route
     engines: tuple[Engine, ...]
     timeouts: Timeouts
     line: Line
     budget: RetryBudget
-
-    @property
-    def started(self) -> bool:
-        """Whether it has an engine that takes requests."""
-        return any(not engine.draining for engine in self.engines)
+    started: bool
+    salted: bool
 
     def free(self) -> bool:
         """Whether one more request may go to an engine now."""
@@ -136,11 +132,10 @@ class Served:
             return self.started
         return sum(most - e.outstanding for e in self.engines if not e.draining) > self.line.released
 
-    def busy_ones(self) -> Iterator[int]:
+    def busy_ones(self) -> Sequence[int]:
         """The engines that have all they may have."""
         most = self.route.routing.concurrency
-        if most is not None:
-            yield from (n for n, engine in enumerate(self.engines) if engine.outstanding >= most)
+        return () if most is None else [n for n, engine in enumerate(self.engines) if engine.outstanding >= most]
 
 
 class Directory:
@@ -165,7 +160,7 @@ class Directory:
             for endpoint in route.endpoints:
                 key = (endpoint.id, endpoint.host, endpoint.port, endpoint.api_key)
                 engine = engines.get(key) or self._engines.get(key) or Engine(endpoint)
-                engine.draining = endpoint.draining
+                engine.endpoint, engine.draining = endpoint, endpoint.draining
                 engine.full = endpoint.id in self._full
                 engines[key] = engine
                 mine.append(engine)
@@ -176,6 +171,8 @@ class Directory:
                 Timeouts.of(route.routing, table.settings),
                 Line() if before is None else before.line,
                 RetryBudget() if before is None else before.budget,
+                started=any(not endpoint.draining for endpoint in route.endpoints),
+                salted=any(endpoint.salted for endpoint in route.endpoints),
             )
         gone = [engine for key, engine in self._engines.items() if key not in engines]
         for engine in gone:
@@ -195,8 +192,9 @@ class Directory:
             engine.full = engine.endpoint.id in self._full
 
     def find(self, model: str) -> Served | None:
-        """A model, if it is in the table."""
-        return self._served.get(model)
+        """A model by any of its names, if it is in the table."""
+        found = self._served.get(model)
+        return self._served.get(found.route.alias_of) if found is not None and found.route.alias_of else found
 
     async def turn(self, served: Served, tenant: str) -> Served:
         """Wait until a request may go to an engine; returns the model as it is then.
@@ -244,20 +242,19 @@ class Directory:
             if served is None or not served.line.queue:
                 self._waiting_now.discard(model)
 
-    @contextmanager
-    def busy(self, engine: Engine, tokens: int) -> Iterator[None]:
-        """Count one request of about so many tokens as outstanding, however it ends."""
+    def began(self, engine: Engine, tokens: int) -> None:
+        """A request of about so many tokens goes to an engine; :meth:`ended` follows, however it ends."""
         engine.outstanding += 1
         engine.tokens += tokens
         engine.health.asked()
-        try:
-            yield
-        finally:
-            engine.outstanding -= 1
-            engine.tokens -= tokens
-            engine.health.left()
-            if self._waiting_now:
-                self._let_go()
+
+    def ended(self, engine: Engine, tokens: int) -> None:
+        """It has ended."""
+        engine.outstanding -= 1
+        engine.tokens -= tokens
+        engine.health.left()
+        if self._waiting_now:
+            self._let_go()
 
     @property
     def waiting(self) -> dict[str, int]:

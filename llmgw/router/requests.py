@@ -30,9 +30,8 @@ class Kind(Enum):
 
 @frozen
 class Target:
-    """A route: its ``path``, and for ``/v1/models/<name>`` the model's ``name``, for a question about it the methods that
-    are ``allow``ed. ``form`` bodies are
-    ``multipart/form-data``, ``media`` ones may be as large as recordings and images are."""
+    """A route: its ``path``, and for ``/v1/models/<name>`` the model's ``name``; for OPTIONS what methods it would
+    ``allow``. ``form`` bodies are ``multipart/form-data``, ``media`` ones may be as large as recordings are."""
 
     kind: Kind
     path: bytes = b""

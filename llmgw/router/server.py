@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import errno
+import random
 import resource
+import secrets
 import socket
 import ssl
 from collections.abc import Callable
@@ -13,7 +15,7 @@ import trio
 from llmgw.errors import OperatorError
 from llmgw.router.connection import Connection
 from llmgw.router.counts import Counts
-from llmgw.router.exchange import Shared
+from llmgw.router.exchange import Shared, Ticker
 from llmgw.router.front import Front
 from llmgw.router.gate import Gate
 from llmgw.router.metrics import RouterMetrics
@@ -67,11 +69,12 @@ class RouterServer:
         self,
         clock: Callable[[], float] = trio.current_time,
         counts: Counts | None = None,
+        chance: random.Random | None = None,
         *,
         identity: Identity | None = None,
         alone: bool = True,
     ) -> None:
-        self.directory = Directory()
+        self.directory = Directory(chance)
         self.metrics = RouterMetrics(self.directory.in_flight, lambda: self.directory.waiting)
         self.gate = Gate(lambda: self.directory.table.settings if self._has_table else None, counts)
         self.metrics.add(self.gate)
@@ -86,6 +89,8 @@ class RouterServer:
         self._connections: dict[Connection, trio.CancelScope] = {}
         self._left = trio.Event()
         self._has_table = False
+        self._name = secrets.token_hex(6).encode()
+        self._count = 0
 
     def use(self, table: Table) -> None:
         """Take over a routing table; it holds from the next request on."""
@@ -124,13 +129,15 @@ class RouterServer:
     ) -> None:
         """Serve until cancelled or drained; the listener is closed."""
         hang_ups = HangUps()
+        ticker = Ticker(self._clock())
         shared = Shared(
-            self.directory, self.metrics, self.gate, self._clock, self.ready, self._draining.is_set, self.front
-        )
+            self.directory, self.metrics, self.gate, self._clock, ticker, self._request_id, self.ready,
+            self._draining.is_set, self.front,
+        )  # fmt: skip
         try:
             async with trio.open_nursery() as nursery:
                 nursery.start_soon(hang_ups.run)
-                nursery.start_soon(self._sweep)
+                nursery.start_soon(self._sweep, ticker)
                 if self._identity is not None:
                     nursery.start_soon(self._identity.follow)
                 async with trio.open_nursery() as clients:
@@ -221,11 +228,17 @@ class RouterServer:
                 del self._connections[connection]
                 self._left.set()
 
-    async def _sweep(self) -> None:
+    def _request_id(self) -> bytes:
+        """An id that nobody else gives: this process's name and a number."""
+        self._count += 1
+        return b"req-%b-%x" % (self._name, self._count)
+
+    async def _sweep(self, ticker: Ticker) -> None:
         """One look at every deadline a few times a second, instead of a time-out for every operation."""
         while True:
             await trio.sleep(_SWEEP_S)
-            now = self._clock()
+            now = ticker.now = self._clock()
+            # Deadlines are counted from the sweep before they were made, so that much more has to be over.
             for connection in list(self._connections):
-                connection.sweep(now)
+                connection.sweep(now - _SWEEP_S)
             self.directory.sweep(now)

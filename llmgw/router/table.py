@@ -17,7 +17,7 @@ class Endpoint:
     """One engine. ``id`` is its shard, or the URL for an engine that somebody else runs.
 
     ``api_key`` is what the engine wants as a bearer token. ``draining`` endpoints finish what they have and
-    get nothing new.
+    get nothing new. ``salted`` ones know ``cache_salt``.
     """
 
     id: str
@@ -25,6 +25,7 @@ class Endpoint:
     port: int
     api_key: str | None = field(default=None, repr=False)
     draining: bool = False
+    salted: bool = False
 
 
 @frozen
@@ -32,6 +33,7 @@ class Route:
     """A model, its engines, and how it is: ``ready`` (``None``: nobody counts them) of ``wanted`` replicas.
 
     ``public`` is a phrase for the model's users, to be put behind its name: no node, replica or other model is in it.
+    With ``alias_of`` it is another name for that model, and nothing else in it is used.
     ``hold_s`` is how long a request waits for an engine when there is none, because one is started for it.
     """
 
@@ -44,6 +46,7 @@ class Route:
     ready: int | None = None
     wanted: int = 0
     routing: Routing = Routing()
+    alias_of: str = ""
 
 
 @frozen

@@ -80,9 +80,8 @@ class Teller:
             "method": told.method, "path": told.path, "status": status, "ms": round((now - told.began) * 1000, 1),
             "client": told.client,
         }  # fmt: skip
-        for name, value in (("model", told.model[:_LONGEST]), ("key", told.key), ("code", told.code)):
-            if value:
-                fields[name] = value
+        more = {"model": told.model[:_LONGEST], "key": told.key, "code": told.code}
+        fields |= {name: value for name, value in more.items() if value}
         if answer is not None:
             fields |= {"endpoint": answer.endpoint, "bytes": answer.passed}
             if answer.first_byte:

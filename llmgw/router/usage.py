@@ -3,11 +3,20 @@
 from __future__ import annotations
 
 import json
+import re
 
 TAIL_BYTES = 4096
 """How much of an answer's end is kept to look for the block in; it is the last thing in it but ``[DONE]``."""
 
 _DECODER = json.JSONDecoder()
+
+_ERROR = re.compile(rb'data:\s*\{\s*"error"\s*:')
+
+
+def own_error(tail: bytes) -> bool:
+    """Whether a stream ended with an error event of the engine's own. vLLM sends one when it crashes, and then a
+    ``[DONE]`` as if all were well."""
+    return _ERROR.search(tail) is not None
 
 
 def usage_of(tail: bytes) -> tuple[int, int] | None:

@@ -12,8 +12,6 @@ from typing import Any
 import msgspec
 import orjson
 
-from llmgw.router.http1 import ChunkDecoder
-
 _STREAMED = frozenset({b"/v1/chat/completions", b"/v1/completions"})
 """Where an engine says what it used only if it is asked to; elsewhere the last event has it anyway."""
 
@@ -27,6 +25,9 @@ _MEDIA_TOKENS = 1000
 _BYTES_A_TOKEN = 4
 _LONG_BYTES = 32 * 1024
 _HELD_MOST = 1024 * 1024
+TOKENS_MOST = 2**40
+"""More than anybody has; a number that a client or an engine made up must not overflow what counts it."""
+
 _ANSWER_TOKENS = 256
 """What is reserved for an answer whose length the client does not bound."""
 
@@ -66,7 +67,7 @@ def wish_of(path: bytes, body: bytes) -> Wish:
     answers = found.max_completion_tokens or found.max_tokens or found.max_output_tokens or _ANSWER_TOKENS
     options = found.stream_options
     ask = found.stream is True and path in _STREAMED and (options is None or options.include_usage is not True)
-    return Wish(prompt_guess(body), max(0, answers) * max(1, found.n or 1), ask)
+    return Wish(prompt_guess(body), min(max(0, answers) * max(1, found.n or 1), TOKENS_MOST), ask)
 
 
 def prompt_guess(body: bytes) -> int:
@@ -96,32 +97,44 @@ def asking(body: bytes) -> bytes:
 class UsageFilter:
     """Takes the usage event out of a stream on its way to a client that did not ask for it.
 
-    What holds whole events without a usage passes as it is: one look at its end and one search. Else chunks are taken
-    apart, and the beginning of an event is held until its end is there.
+    Whole events without a usage pass as they came: one look at their end and one search. What of a chunk, or of an
+    event, is not all there yet is held until it is.
     """
 
-    __slots__ = ("_decoder", "_held")
+    __slots__ = ("_held", "_raw", "_through")
 
     def __init__(self) -> None:
-        self._decoder: ChunkDecoder | None = None
-        self._held = b""
+        self._raw = b""  # the beginning of a chunk
+        self._held = b""  # the beginning of an event, out of chunks that were taken apart
+        self._through = False
 
-    def chunks(self, data: bytes, *, whole: bool) -> bytes:
-        """Some of a chunked body; ``whole`` says that a chunk ends where ``data`` does. What is left is chunked."""
-        decoder = self._decoder
-        if decoder is None:
-            if whole and data.endswith((b"\n\n\r\n", b"\n\r\n\r\n")) and not _USAGE.search(data):
-                return data
-            decoder = self._decoder = ChunkDecoder()
-        content = self.content(decoder.feed(data))
-        if decoder.finished:
-            content += self.rest()
-        made = b"%x\r\n%b\r\n" % (len(content), content) if content else b""
-        if decoder.finished:
-            return made + b"0\r\n\r\n"
-        if whole and not self._held:
-            self._decoder = None
-        return made
+    def chunks(self, data: bytes, boundary: int, *, finished: bool) -> bytes:
+        """Some of a chunked body. ``boundary`` is behind its last whole chunk, see :class:`ChunkWalker`; ``finished``
+        says that the body ends with it. What is taken apart is chunked anew."""
+        if self._through:
+            return data
+        if finished or boundary == len(data):
+            ready = self._raw + data if self._raw else data
+            self._raw = b""
+        elif boundary <= 0:
+            self._raw += data
+            if len(self._raw) <= _HELD_MOST:
+                return b""
+            self._through = True  # whatever this is, it is no event of an answer
+            ready, self._raw = self._raw, b""
+            return self._chunk(self._held) + ready
+        else:
+            ready, self._raw = self._raw + data[:boundary], data[boundary:]
+        if not self._held and b'"usage"' not in ready and (finished or ready.endswith((b"\n\n\r\n", b"\n\r\n\r\n"))):
+            return ready
+        made = self.content(_content(ready))
+        if finished:
+            return self._chunk(made + self.rest()) + b"0\r\n\r\n"
+        return self._chunk(made)
+
+    @staticmethod
+    def _chunk(content: bytes) -> bytes:
+        return b"%x\r\n%b\r\n" % (len(content), content) if content else b""
 
     def content(self, part: bytes) -> bytes:
         """Some of a stream's content: its whole events, without the usage's."""
@@ -141,6 +154,19 @@ class UsageFilter:
         """What was held at the end of the stream."""
         held, self._held = self._held, b""
         return b"" if _is_usage(held) else held
+
+
+def _content(chunks: bytes) -> bytes:
+    """What whole chunks hold, which a :class:`ChunkWalker` found right; trailers are dropped."""
+    parts, at = [], 0
+    while at < len(chunks):
+        end = chunks.index(b"\r\n", at)
+        size = int(chunks[at:end].partition(b";")[0], 16)
+        if not size:
+            break
+        parts.append(chunks[end + 2 : end + 2 + size])
+        at = end + 4 + size
+    return b"".join(parts)
 
 
 def _pieces(ready: bytes) -> list[bytes]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from urllib.parse import urlsplit
 
 from attrs import evolve
@@ -10,16 +10,20 @@ from attrs import evolve
 from llmgw.router.table import Endpoint, Route, Table
 from llmgw.scheduler.state import ClusterState, Goal, NodeState, Replica, ShardReport, ShardState
 from llmgw.scheduler.summary import ModelView
+from llmgw.settings.catalog import EngineKind, Model
 from llmgw.settings.document import Settings
 
+_SALTED = frozenset({EngineKind.VLLM, EngineKind.SGLANG})
+"""Engines that know ``cache_salt``: vLLM 0.9 and SGLang 0.5.3 on; others take no notice of it."""
 
-def _endpoint(report: ShardReport, *, draining: bool) -> Endpoint | None:
+
+def _endpoint(report: ShardReport, *, draining: bool, salted: bool) -> Endpoint | None:
     if report.endpoint is None:
         return None
     url = urlsplit(report.endpoint)
     if url.hostname is None or url.port is None:
         return None
-    return Endpoint(id=report.shard, host=url.hostname, port=url.port, api_key=report.api_key, draining=draining)
+    return Endpoint(report.shard, url.hostname, url.port, report.api_key, draining=draining, salted=salted)
 
 
 def _served(replica: Replica, state: ClusterState) -> Endpoint | None:
@@ -38,13 +42,15 @@ def _served(replica: Replica, state: ClusterState) -> Endpoint | None:
     if any(r is not None and (r.state is ShardState.STOPPING or r.state.ended) for r in others):
         return None
     going = replica.goal is not Goal.RUN and node.state is NodeState.CONNECTED
-    return _endpoint(report, draining=going or report.state is ShardState.DRAINING)
+    return _endpoint(
+        report, draining=going or report.state is ShardState.DRAINING, salted=replica.profile.engine in _SALTED
+    )
 
 
 def routes(settings: Settings, state: ClusterState, views: Mapping[str, ModelView], created: int) -> tuple[Route, ...]:
     """A route a model, in the catalog's order; ``views`` says how each is. Of that only what any user may see.
 
-    A model's adapters follow it, each with the replicas that were started with it.
+    A model's adapters follow it, each with the replicas that were started with it, and then its aliases.
     """
     rows: dict[str, list[Replica]] = {}
     for row in state.replicas:
@@ -62,6 +68,7 @@ def routes(settings: Settings, state: ClusterState, views: Mapping[str, ModelVie
                     routing=model.routing,
                 )
             )  # fmt: skip
+            made.extend(_aliases(model, made[-1]))
             continue
         replicas = rows.get(model.name, ())
         serving = [(e, r.profile.served(model.name)) for r in replicas if (e := _served(r, state)) is not None]
@@ -75,7 +82,14 @@ def routes(settings: Settings, state: ClusterState, views: Mapping[str, ModelVie
                 said = view.public if endpoints or not view.ready else "is being updated"
                 route = evolve(route, public=said, state=view.state, ready=view.ready, wanted=view.wanted)
             made.append(route)
+        made.extend(_aliases(model, next(r for r in made if r.model == model.name)))
     return tuple(made)
+
+
+def _aliases(model: Model, route: Route) -> Iterable[Route]:
+    """The model's other names; with each how the model is."""
+    for alias in model.aliases:
+        yield evolve(route, model=alias, alias_of=model.name, endpoints=())
 
 
 def _static(url: str) -> Endpoint:

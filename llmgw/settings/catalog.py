@@ -176,7 +176,8 @@ class Model:
     A model has either ``profiles`` (the control plane places ``replicas`` of it, trying the profiles in
     order) or ``endpoints`` (base URLs of engines that somebody else runs; the router only forwards). With ``scaling``
     its number follows the load, and ``replicas`` is not used. A model of a higher ``priority`` takes the devices of one
-    of a lower, once that had them for ``min_run_s``; ``group`` is whose quota its devices count against.
+    of a lower, once that had them for ``min_run_s``; ``group`` is whose quota its devices count against. ``aliases``
+    are other names that clients may ask for it by.
     """
 
     name: str
@@ -190,6 +191,7 @@ class Model:
     update: Update = Update.SURGE
     scaling: Scaling | None = None
     routing: Routing = Routing()
+    aliases: tuple[str, ...] = ()
 
     @property
     def names(self) -> tuple[str, ...]:

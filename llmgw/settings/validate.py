@@ -55,6 +55,7 @@ def settings_faults(settings: Settings) -> Iterator[Rule]:
                 if (name := f"{model.name}:{lora}") in names:
                     path: Path = ("models", model.name, "profiles", index, "lora", lora)
                     yield path, f"{name} is also a model", "rename one of the two"
+    yield from _aliases(settings)
     yield from _at(("router",), _router(settings.router))
     served = {name for model in settings.models for name in model.names}
     for name in settings.router.prices:
@@ -96,8 +97,26 @@ def _weights(rules: WeightsRules) -> Iterator[Rule]:
             yield ("mirror",), f"{rules.mirror} is not the address of a mirror", "such as https://hf-mirror.example"
 
 
+def _aliases(settings: Settings) -> Iterator[Rule]:
+    """An alias is a name like any other: it has one meaning."""
+    taken = {name: "a name" for model in settings.models for name in model.names}
+    for model in settings.models:
+        for index, alias in enumerate(model.aliases):
+            path: Path = ("models", model.name, "aliases", index)
+            if not is_model_name(alias):
+                yield path, f"{alias!r} is not a model name", "use letters, digits and . _ - / :"
+            elif alias in taken:
+                yield path, f"{alias} is {taken[alias]} already", "give each name to one model"
+            taken[alias] = f"an alias of {model.name}"
+
+
+def is_model_name(name: str) -> bool:
+    """Whether clients may ask for this."""
+    return MODEL_NAME.fullmatch(name) is not None and ".." not in name and "//" not in name
+
+
 def _model(model: Model) -> Iterator[Rule]:
-    if not MODEL_NAME.fullmatch(model.name) or ".." in model.name or "//" in model.name:
+    if not is_model_name(model.name):
         yield (
             (),
             "is not a model name",

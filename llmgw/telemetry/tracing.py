@@ -19,7 +19,7 @@ _FLUSH_MS = 2000
 
 
 class Span:
-    """A span that is under way. ``fields`` are lines of a head that tell others to go on from it (W3C Trace Context)."""
+    """A span under way. ``fields`` are lines of a head that tell others to go on from it (W3C Trace Context)."""
 
     __slots__ = ("_span", "fields")
 

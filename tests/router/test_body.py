@@ -10,7 +10,8 @@ from hypothesis import strategies as st
 
 from llmgw.router.body import Asked, asked_in_json
 from llmgw.router.errors import ApiError
-from llmgw.router.form import asked_in_form
+from llmgw.router.form import asked_in_form, renamed
+from llmgw.router.rewrite import rewritten
 
 
 @pytest.mark.parametrize(
@@ -100,6 +101,56 @@ def test_whatever_comes_in_is_asked_or_refused_and_read_as_json_has_it(body: byt
     assert json.loads(body)["model"] == asked.model
 
 
+@pytest.mark.parametrize(
+    ("body", "model", "salt", "made"),
+    [
+        (b'{"model": "a", "n":1}', "b", None, b'{"model": "b", "n":1}'),
+        (b'{ "x": 1e3,"model" :"a\\"\\u00e9"}', 'b"', None, b'{ "x": 1e3,"model" :"b\\""}'),
+        (b' {"model":"a"}', None, "t", b' {"cache_salt":"t","model":"a"}'),
+        (b'{"model":"a"}', "b", "t", b'{"cache_salt":"t","model":"b"}'),
+        (b'{"model":"a","cache_salt":"theirs"}', None, "t", b'{"model":"a","cache_salt":"t"}'),
+        (b'{"model":"a","cache_salt":"theirs"}', None, None, b'{"model":"a"}'),
+        (b'{"model":"a","cache_s\\u0061lt":"theirs"}', None, "t", b'{"model":"a","cache_salt":"t"}'),
+        (b'{"tool":{"model":"x"},"model":"a"}', "b", None, b'{"tool":{"model":"x"},"model":"b"}'),
+        (b'{"\\u006dodel":"a"}', "b", None, b'{"model":"b"}'),
+    ],
+)
+def test_rewritten(body: bytes, model: str | None, salt: str | None, made: bytes) -> None:
+    asked_in_json(body)
+    assert rewritten(body, model, salt) == made
+
+
+@given(
+    st.dictionaries(
+        st.sampled_from(["messages", "cache_salt", "n", 'say "model":"x"']) | st.text(max_size=8),
+        st.recursive(
+            st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False, allow_infinity=False) | st.text(),
+            lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=5), inner, max_size=3),
+            max_leaves=6,
+        ),
+        max_size=5,
+    ),
+    st.booleans(),
+    st.none() | st.text(min_size=1, max_size=9),
+    st.none() | st.text(min_size=1, max_size=9),
+)  # fmt: skip
+def test_whatever_is_rewritten_says_the_same_otherwise(
+    members: dict[str, object], as_ascii: bool, model: str | None, salt: str | None
+) -> None:
+    members["model"] = "m"
+    body = json.dumps(members, ensure_ascii=as_ascii).encode("utf-8", "surrogatepass")
+    try:
+        asked_in_json(body)
+    except ApiError:
+        return  # types that an engine would refuse, or half a surrogate pair
+    found = json.loads(rewritten(body, model, salt))
+    members["model"] = model or "m"
+    members.pop("cache_salt", None)
+    if salt is not None:
+        members["cache_salt"] = salt
+    assert found == members
+
+
 BOUNDARY = b"multipart/form-data; boundary=xYz"
 
 
@@ -145,6 +196,12 @@ def test_forms_that_are_refused(body: bytes, content_type: bytes, said: str) -> 
         asked_in_form(body, content_type)
     assert refused.value.status == 400
     assert said in refused.value.message
+
+
+def test_a_form_for_another_name() -> None:
+    body = form((b"prompt", b"model"), (b"model", b"alias"), file=b"\x00\r\nmodel\r\n")
+    wanted = form((b"prompt", b"model"), (b"model", "größer".encode()), file=b"\x00\r\nmodel\r\n")
+    assert renamed(body, BOUNDARY, "größer") == wanted
 
 
 @given(st.binary(max_size=300), st.sampled_from([BOUNDARY, b'multipart/form-data; boundary="-"']))

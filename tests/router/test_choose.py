@@ -4,11 +4,12 @@ import json
 import random
 from collections import Counter
 
-from attrs import evolve, frozen
+from attrs import evolve, field, frozen
 from hypothesis import given
 from hypothesis import strategies as st
 
 from llmgw.router.choose import ROOM, ROOM_LEAST, Choice, Reason, choose, conversation, seed_of
+from llmgw.router.health import CONNECT_FAILURES, Health
 
 
 @frozen
@@ -17,16 +18,21 @@ class Engine:
     tokens: int = 0
     draining: bool = False
     full: bool = False
-    until: float = 0.0
     seed: int = 0
+    health: Health = field(factory=Health, eq=False)
 
-    def out(self, now: float) -> bool:
-        return now < self.until
+
+def out() -> Health:
+    """Of an engine that is left alone until 5."""
+    health = Health()
+    for _ in range(CONNECT_FAILURES):
+        health.failed(0)
+    return health
 
 
 def picks(engines: list[Engine], key: int | None = None, draws: int = 200) -> Counter[int]:
     found = [choose(engines, (), 0.0, n / draws, key) for n in range(draws)]
-    return Counter(choice.index for choice in found if choice is not None)
+    return Counter(choice.at for choice in found if choice is not None)
 
 
 def test_the_less_loaded_of_two() -> None:
@@ -42,9 +48,9 @@ def test_the_less_loaded_of_two() -> None:
 def test_draining_and_tried_are_never_asked_and_those_that_are_out_last() -> None:
     assert choose([Engine(draining=True), Engine(tokens=9)], (), 0, 0.5) == Choice(1, Reason.ONLY)
     assert choose([Engine(), Engine(tokens=9)], {0}, 0, 0.5) == Choice(1, Reason.ONLY)
-    assert choose([Engine(until=5), Engine(tokens=9)], (), 1, 0.5) == Choice(1, Reason.ONLY)
-    assert choose([Engine(until=5)], (), 1, 0.5) == Choice(0, Reason.ONLY), "never the last one"
-    assert choose([Engine(until=5), Engine(tokens=9)], (), 6, 0.5) == Choice(0, Reason.LEAST)
+    assert choose([Engine(health=out()), Engine(tokens=9)], (), 1, 0.5) == Choice(1, Reason.ONLY)
+    assert choose([Engine(health=out())], (), 1, 0.5) == Choice(0, Reason.ONLY), "never the last one"
+    assert choose([Engine(health=out()), Engine(tokens=9)], (), 6, 0.5) == Choice(0, Reason.LEAST)
     assert choose([], (), 0, 0.5) is None
     assert choose([Engine()], {0}, 0, 0.5) is None
 
@@ -66,20 +72,20 @@ def test_one_engine_more_or_less_moves_only_its_own_conversations() -> None:
         after = choose(ENGINES[:-1], (), 0, 0.5, key)
         assert before is not None
         assert after is not None
-        assert before.index == after.index or before.index == 7
+        assert before.at == after.at or before.at == 7
 
 
 def test_without_room_all_of_a_conversation_go_to_the_same_next_one() -> None:
     home = choose(ENGINES, (), 0, 0.5, 77)
     assert home is not None
     assert home.reason is Reason.AFFINITY
-    for busy in (evolve(ENGINES[home.index], outstanding=ROOM_LEAST), evolve(ENGINES[home.index], full=True)):
-        engines = [busy if n == home.index else e for n, e in enumerate(ENGINES)]
+    for busy in (evolve(ENGINES[home.at], outstanding=ROOM_LEAST), evolve(ENGINES[home.at], full=True)):
+        engines = [busy if n == home.at else e for n, e in enumerate(ENGINES)]
         moved = {choose(engines, (), 0, n / 10, 77) for n in range(10)}
         assert len(moved) == 1
         (choice,) = moved
         assert choice is not None
-        assert choice.index != home.index
+        assert choice.at != home.at
         assert choice.reason is Reason.ROOM
     loaded = [evolve(e, outstanding=100) for e in ENGINES]
     assert choose(loaded, (), 0, 0.5, 77) == home, "its share is no reason to move"
@@ -87,8 +93,8 @@ def test_without_room_all_of_a_conversation_go_to_the_same_next_one() -> None:
 
 engines = st.lists(
     st.builds(
-        Engine, st.integers(0, 50), st.integers(0, 50), st.booleans(), st.booleans(), st.sampled_from([0.0, 10.0]),
-        st.integers(0, 2**64 - 1),
+        Engine, st.integers(0, 50), st.integers(0, 50), st.booleans(), st.booleans(), st.integers(0, 2**64 - 1),
+        st.builds(Health) | st.builds(out),
     ),
     max_size=6,
 )  # fmt: skip
@@ -96,16 +102,16 @@ engines = st.lists(
 
 @given(engines, st.sets(st.integers(0, 5)), st.floats(0, 1, exclude_max=True), st.none() | st.integers(0, 2**33))
 def test_whatever_there_is(them: list[Engine], tried: set[int], draw: float, key: int | None) -> None:
-    choice = choose(them, tried, 5.0, draw, key)
+    choice = choose(them, tried, 2.0, draw, key)
     asked = [n for n, e in enumerate(them) if n not in tried and not e.draining]
     if choice is None:
         assert not asked
         return
-    assert choice.index in asked
-    well = [n for n in asked if not them[n].out(5.0)] or asked
-    assert choice.index in well
+    assert choice.at in asked
+    well = [n for n in asked if not them[n].health.out(2.0)] or asked
+    assert choice.at in well
     assert (choice.reason is Reason.ONLY) == (len(well) == 1)
-    engine = them[choice.index]
+    engine = them[choice.at]
     if len(well) > 1 and key is None:
         worst = max((them[n].full, them[n].tokens) for n in well)
         ties = sum((them[n].full, them[n].tokens) == worst for n in well)
@@ -123,7 +129,7 @@ def test_many_requests_of_few_conversations_are_spread_by_the_bound() -> None:
         now = [evolve(e, outstanding=count) for e, count in zip(ENGINES, counts, strict=True)]
         choice = choose(now, (), 0, source.random(), source.randrange(3))
         assert choice is not None
-        counts[choice.index] += 1
+        counts[choice.at] += 1
         assert max(counts) <= max(ROOM_LEAST, ROOM * sum(counts) / 8 + 1)
 
 

@@ -43,17 +43,18 @@ def test_engines_live_on_from_table_to_table() -> None:
     both = directory.find("n")
     assert both is not None
     assert both.engines[0] is engine, "one engine of two models is one engine"
-    with directory.busy(engine, 10):
-        directory.use(Table(2, (Route("m", (evolve(A, draining=True),)),)))
-        again = directory.find("m")
-        assert again is not None
-        assert again.engines[0] is engine
-        assert engine.draining
-        directory.use(Table(3, (Route("m", (evolve(A, port=9),)),)))
-        moved = directory.find("m")
-        assert moved is not None
-        assert moved.engines[0] is not engine
-        assert directory.outstanding() == {"a": 1}
+    directory.began(engine, 10)
+    directory.use(Table(2, (Route("m", (evolve(A, draining=True),)),)))
+    again = directory.find("m")
+    assert again is not None
+    assert again.engines[0] is engine
+    assert engine.draining
+    directory.use(Table(3, (Route("m", (evolve(A, port=9),)),)))
+    moved = directory.find("m")
+    assert moved is not None
+    assert moved.engines[0] is not engine
+    assert directory.outstanding() == {"a": 1}
+    directory.ended(engine, 10)
     assert directory.outstanding() == {"a": 0}
     assert directory.find("n") is None
 
@@ -66,8 +67,9 @@ def test_an_engine_behind_two_names_counts_once_and_as_the_first() -> None:
     assert adapter is not None
     (base,) = found.engines
     assert adapter.engines == (base,)
-    with directory.busy(base, 10):
-        assert directory.in_flight() == {("m", "a"): 1, ("n", "b"): 0}
+    directory.began(base, 10)
+    assert directory.in_flight() == {("m", "a"): 1, ("n", "b"): 0}
+    directory.ended(base, 10)
 
 
 def test_what_engines_say_of_themselves_lives_on_over_tables() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import random
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
@@ -101,7 +102,7 @@ async def router(*scripts: Script, **settings: object) -> AsyncIterator[Router]:
         for engine in engines:
             await nursery.start(engine.run)
         endpoints = tuple(Endpoint(f"e{n}", "127.0.0.1", engine.port, f"sk-{n}") for n, engine in enumerate(engines))
-        server = RouterServer()
+        server = RouterServer(chance=random.Random(7))
         routes = (
             Route("m", endpoints, created=7),
             Route("empty", (), "is loading (45 %)", state="loading", ready=0, wanted=2),
@@ -230,6 +231,24 @@ async def test_every_route_of_an_engine_passes_bytes_on_as_they_are() -> None:
             assert (await client.answer())[0] == 200
         sent = [(head.split(b" ")[1], body) for head, body in it.engines[0].requests]
         assert sent == [*((path, b'{"model": "m" }') for path in PATHS), *((path, FORM) for path in forms)]
+
+
+async def test_an_alias_is_another_name_for_the_same_model() -> None:
+    async with router(e.answers) as it, it.client() as client:
+        routes = it.server.directory.table.routes
+        it.server.use(Table(2, (*routes, Route("gpt", (), alias_of="m"))))
+        await client.post(b'{"model": "gpt", "n": 1}')
+        assert (await client.answer())[0] == 200
+        await client.post(FORM.replace(b"m\r\n--b--", b"gpt\r\n--b--"), b"/v1/audio/transcriptions",
+                          b"content-type: multipart/form-data; boundary=b\r\n")  # fmt: skip
+        assert (await client.answer())[0] == 200
+        assert [body for _, body in it.engines[0].requests] == [b'{"model": "m", "n": 1}', FORM]
+        await client.get(b"/v1/models")
+        assert [m["id"] for m in json.loads((await client.answer())[2])["data"]] == ["m", "empty", "gpt"]
+        await client.get(b"/v1/models/gpt")
+        assert json.loads((await client.answer())[2])["id"] == "gpt"
+        assert it.server.directory.asked == {"m": 2}
+        assert it.metric('llmgw_router_requests_total{endpoint="e0",model="m",status="200"} 2.0')
 
 
 async def test_recordings_and_images_may_be_larger() -> None:
@@ -362,6 +381,25 @@ async def test_a_stream_cut_short_ends_as_an_error_and_not_as_complete() -> None
         assert b"[DONE]" not in rest
         assert not rest.endswith(b"0\r\n\r\n")
         assert it.metric('llmgw_router_broken_total{endpoint="e0",model="m"} 1.0')
+
+
+async def test_an_engine_s_own_error_before_its_done_is_no_success() -> None:
+    async def crashes_as_vllm_does(visit: e.Visit) -> None:
+        while True:
+            await visit.request()
+            await visit.send(e.EVENTS + e.event(b'{"n":1}'))
+            await visit.send(e.event(b'{"error": {"message": "EngineCore died", "code": 500}}'))
+            await visit.send(e.event(b"[DONE]") + b"0\r\n\r\n")
+
+    async with router(crashes_as_vllm_does) as it, it.client() as client:
+        for _ in range(2):
+            await client.post()
+            await client.head()
+            while not client.buffer.endswith(b"0\r\n\r\n"):
+                client.buffer += await client.stream.receive_some()
+            client.buffer = b""
+        assert it.metric('llmgw_router_broken_total{endpoint="e0",model="m"} 2.0')
+        assert not it.metric('llmgw_router_requests_total{endpoint="e0"')
 
 
 async def test_a_chunk_cut_short_is_an_aborted_transfer() -> None:

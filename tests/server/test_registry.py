@@ -6,7 +6,7 @@ from llmgw.router.table import Route, Table
 from llmgw.scheduler.state import Assignment, ClusterState, Goal, NodeState, Replica, ShardState
 from llmgw.scheduler.summary import ModelView
 from llmgw.server.registry import table
-from llmgw.settings.catalog import Model
+from llmgw.settings.catalog import EngineKind, Model
 from llmgw.settings.document import Settings
 from tests.scheduler.clusters import NOW, cluster, model, node, profile, report, row
 
@@ -85,3 +85,21 @@ def test_adapters_are_routed_to_the_replicas_that_have_them() -> None:
     only_old = table(Settings(models=(catalog,)), evolve(state, replicas=(old,)), {"m": ready}, 5, Table())
     assert [r.public for r in only_old.routes] == ["is ready", "is ready", "is being updated"]
     assert [r.model for r in made.routes] == ["m", "m:sql", "m:law"]
+
+
+def test_other_names_lead_to_the_model_and_say_how_it_is() -> None:
+    of = evolve(model(), aliases=("gpt", "gpt-mini"))
+    elsewhere = Model("elsewhere", endpoints=("http://10.0.0.9:8000",), aliases=("far",))
+    made = table(Settings(models=(of, elsewhere)), one(ShardState.READY), {"m": LOADING}, 5, Table()).routes
+    assert [(r.model, r.alias_of, len(r.endpoints)) for r in made] == [
+        ("m", "", 1), ("gpt", "m", 0), ("gpt-mini", "m", 0), ("elsewhere", "", 1), ("far", "elsewhere", 0),
+    ]  # fmt: skip
+    assert made[1].public == made[0].public
+    assert made[1].state == "loading"
+
+
+def test_engines_that_know_salts() -> None:
+    for engine, salted in ((EngineKind.VLLM, True), (EngineKind.SGLANG, True), (EngineKind.LLAMACPP, False)):
+        replica = row(of=model("m", 1, profile(engine=engine)))
+        made = table(SETTINGS, one(ShardState.READY, of=replica), {}, 5, Table())
+        assert [e.salted for e in made.routes[0].endpoints] == [salted]

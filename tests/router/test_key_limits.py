@@ -61,7 +61,11 @@ class Shared(RuleBasedStateMachine):
     ) -> None:  # fmt: skip
         self.limits = Limits(rpm, tpm, concurrent, tokens, cost, period)
 
-    @rule(seconds=st.sampled_from([0.0, 0.001, 0.5, 1.999, 2.0, 7.3, 31.0, 59.999, 60.0, 61.999, 62.0, 90.0, 4000.0]))
+    @rule(
+        seconds=st.sampled_from(
+            [0.0, 0.001, 0.5, 1.999, 2.0, 7.3, 31.0, 58.5, 59.999, 60.0, 61.999, 62.0, 90.0, 122.0, 4000.0]
+        )
+    )
     def wait(self, seconds: float) -> None:
         self.now += seconds
         self.wall += seconds
@@ -90,6 +94,12 @@ class Shared(RuleBasedStateMachine):
         found = rules.reserve(self.cells, BASE, lane, self.limits, self.now, self.wall, tokens, cost)
         most = self.limits
         self.roll()
+        first = self.now // rules.SPAN_S - rules.SPANS  # the newest span that does not count any more
+        granted = isinstance(found, Grant)
+        old = sum(r.counts for r in self.all if r.at // rules.SPAN_S > first)
+        assert self.cells[BASE + 1] == old + granted
+        charged = sum(c.tokens for c in self.charges if c.at // rules.SPAN_S > first)
+        assert self.cells[BASE + 2] == charged + granted * tokens
         held_tokens, held_cost = self.held()
         if isinstance(found, Refused):
             self.refused(found, before, tokens, cost)
