@@ -20,7 +20,7 @@ from llmgw.router.front import Front
 from llmgw.router.gate import Gate
 from llmgw.router.metrics import RouterMetrics
 from llmgw.router.pool import Directory
-from llmgw.router.sockets import HangUps, Peer
+from llmgw.router.sockets import UNSENT_BYTES, HangUps, Peer
 from llmgw.router.table import Table
 from llmgw.router.tls import HANDSHAKE_S, Identity, TlsPeer
 from llmgw.settings.daemon import Address
@@ -46,6 +46,8 @@ def listen(address: Address) -> socket.socket:
     opened = socket.socket(socket.AF_INET6 if ":" in address.host else socket.AF_INET, socket.SOCK_STREAM)
     try:
         opened.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        # Whoever is accepted has this from its listener (tcp(7)): no more of an answer waits in the kernel to be sent.
+        opened.setsockopt(socket.IPPROTO_TCP, socket.TCP_NOTSENT_LOWAT, UNSENT_BYTES)
         opened.bind((address.host, address.port))
         opened.listen(_BACKLOG)
         opened.setblocking(False)
@@ -57,6 +59,10 @@ def listen(address: Address) -> socket.socket:
             "stop whatever listens on this address, or choose another one in server.yaml",
         ) from failed
     return opened
+
+
+def _most_clients() -> int:
+    return max(1, (resource.getrlimit(resource.RLIMIT_NOFILE)[0] - _OTHER_FILES) // _FILES_A_CLIENT)
 
 
 class RouterServer:
@@ -176,9 +182,8 @@ class RouterServer:
         hang_ups: HangUps,
         shared: Shared,
     ) -> None:
-        most = max(1, (resource.getrlimit(resource.RLIMIT_NOFILE)[0] - _OTHER_FILES) // _FILES_A_CLIENT)
         while True:
-            while len(self._connections) >= most:
+            while len(self._connections) >= (most := _most_clients()):
                 _log.warning("as many clients as open files allow; others wait", connections=most)
                 self._left = trio.Event()
                 await self._left.wait()

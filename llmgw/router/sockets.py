@@ -11,6 +11,11 @@ from collections.abc import Callable
 import trio
 
 READ_BYTES = 64 * 1024
+UNSENT_BYTES = 64 * 1024
+UNREAD_BYTES = 64 * 1024
+"""What the kernel holds of an answer before the router looks at it, as setsockopt takes it: it may hold twice as much,
+its own bookkeeping included (socket(7)). Left alone it grows to megabytes for a client that reads slowly."""
+
 _GONE = select.EPOLLRDHUP | select.EPOLLHUP | select.EPOLLERR
 
 
@@ -91,6 +96,7 @@ async def dial(host: str, port: int, timeout_s: float) -> Peer:
                 target: tuple[object, ...] = addresses[0][4]
             else:
                 target = (host, port)
+            sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, UNREAD_BYTES)
             failed = sock.connect_ex(target)
             if failed == errno.EINPROGRESS:
                 await trio.lowlevel.wait_writable(sock)
