@@ -523,7 +523,8 @@ async def test_a_thousand_slow_streams_slow_nobody() -> None:
         async with it.client() as client:
             await client.post(json.dumps({"model": "m", "slow": 1}).encode(), fields=b"connection: close\r\n")
             await client.head()
-            whole += (await client.rest()).count(b"x") == 20
+            rest = await client.rest()
+            whole += rest.count(b"x") == 20
 
     try:
         async with front(script) as it, it.client() as fast, trio.open_nursery() as nursery:
