@@ -9,7 +9,7 @@ from collections.abc import Callable
 from typing import Protocol
 
 import trio
-from attrs import define, field, frozen
+from attrs import define, evolve, field, frozen
 
 from llmgw import __version__
 from llmgw.errors import OperatorError, PeerError
@@ -74,8 +74,9 @@ class WorkerState:
 
 @define(eq=False)
 class Feed:
-    """What every worker is to have; ``changed`` wakes whoever hands it on."""
+    """What every worker is to have; ``changed`` wakes whoever hands it on. ``share`` is how many it is shared by."""
 
+    share: int = 1
     table: Table | None = None
     full: tuple[str, ...] = ()
     keys: KeySource | None = None
@@ -90,6 +91,21 @@ class Feed:
     def news(self) -> trio.Event:
         """Set when something is new after this moment."""
         return self._news
+
+
+def shared_out(table: Table, workers: int) -> Table:
+    """What one of so many workers gets of a table: its part of what all of them together may have at an engine and
+    hold back, rounded up, so that none of them is left without."""
+    if workers == 1:
+        return table
+    routes = []
+    for route in table.routes:
+        most = route.routing.concurrency
+        if most is not None:
+            routing = evolve(route.routing, concurrency=-(-most // workers), queue=-(-route.routing.queue // workers))
+            route = evolve(route, routing=routing)
+        routes.append(route)
+    return evolve(table, routes=tuple(routes))
 
 
 @define(eq=False)
@@ -207,7 +223,7 @@ class RouterWorker:
                 news = self.feed.news
                 if self.feed.table is not None and self.feed.table is not table:
                     table = self.feed.table
-                    await channel.send(UseTable(table))
+                    await channel.send(UseTable(shared_out(table, self.feed.share)))
                 if full != self.feed.full:
                     full = self.feed.full
                     await channel.send(Full(full))

@@ -51,7 +51,7 @@ class RouterWorkers:
         self._setup = Setup(config, log)
         self._fingerprint = fingerprint(self._setup)
         self._count = count(config)
-        self._feed = Feed()
+        self._feed = Feed(self._count)
         self._workers: dict[int, RouterWorker] = {}
         self._listener: socket.socket | None = None
         self._changed = trio.Event()

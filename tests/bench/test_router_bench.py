@@ -117,7 +117,7 @@ async def test_what_the_router_adds(engine: int, tmp_path: Path, capsys: pytest.
                 break
             except OSError:
                 await trio.sleep(0.05)
-    worker = RouterWorkers(tmp_path, RouterListener(Address("127.0.0.1", port)), Log())
+    worker = RouterWorkers(tmp_path, RouterListener(Address("127.0.0.1", port), workers=1), Log())
     async with trio.open_nursery() as nursery:
         await nursery.start(worker.run)
         worker.push(Table(1, (Route("m", (Endpoint("e", "127.0.0.1", engine),)),)))

@@ -14,7 +14,9 @@ import trio
 
 from llmgw.cli.demo_files import free_ports
 from llmgw.router.table import Endpoint, Route, Table
+from llmgw.router.worker import shared_out
 from llmgw.router.workers import RouterWorkers
+from llmgw.settings.catalog import Routing
 from tests.router import engines as e
 from tests.router.engines import ScriptedEngine
 from tests.router.load import REQUEST, Load
@@ -204,3 +206,13 @@ async def test_workers_are_replaced_under_load_and_nobody_notices(folder: Path) 
 async def test_fifty_restarts_under_load(folder: Path) -> None:
     load = await restarts(folder, 50, 2)
     assert not load.failed
+
+
+def test_what_all_may_have_together_is_shared_out() -> None:
+    bounded = Route("m", (), routing=Routing(concurrency=5, queue=10))
+    whole = Table(3, (bounded, Route("n", ())))
+    assert shared_out(whole, 1) is whole
+    part = shared_out(whole, 4)
+    assert (part.routes[0].routing.concurrency, part.routes[0].routing.queue) == (2, 3)
+    assert part.routes[1] == whole.routes[1]
+    assert part.version == whole.version
