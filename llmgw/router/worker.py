@@ -101,9 +101,10 @@ def shared_out(table: Table, workers: int) -> Table:
     routes = []
     for route in table.routes:
         most = route.routing.concurrency
-        if most is not None:
-            routing = evolve(route.routing, concurrency=-(-most // workers), queue=-(-route.routing.queue // workers))
-            route = evolve(route, routing=routing)
+        if most is not None or route.hold_s:
+            part = None if most is None else -(-most // workers)
+            queue = -(-route.routing.queue // workers)
+            route = evolve(route, routing=evolve(route.routing, concurrency=part, queue=queue))
         routes.append(route)
     return evolve(table, routes=tuple(routes))
 
