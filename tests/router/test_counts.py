@@ -138,7 +138,7 @@ def test_more_keys_than_there_was_room_for(tmp_path: Path) -> None:
 
 def test_more_workers_than_lanes(tmp_path: Path) -> None:
     there = [SharedCounts(tmp_path) for _ in range(LANES)]
-    with pytest.raises(OperatorError, match="8 router workers count there already"):
+    with pytest.raises(OperatorError, match="16 router workers count there already"):
         SharedCounts(tmp_path)
     there.pop().close()
     SharedCounts(tmp_path).close()
