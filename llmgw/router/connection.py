@@ -33,6 +33,8 @@ STALL_S = 60.0
 """A client that takes or sends nothing for this long is cut; nobody else is slowed by it."""
 
 
+LINGER_S = 5.0
+
 _KEYED = frozenset({Kind.ENGINE, Kind.MODELS, Kind.MODEL})
 _READ_ANYWAY_BYTES = 64 * 1024
 """So much of a refused client's body is read, so that it hears why on a connection that lives on; with more of it on
@@ -98,6 +100,17 @@ class Connection:
         if self._told is not None:
             self._told.status, self._told.code = error.status, error.code or ""
         await self._send(errors.response(error, request_id, close=True, more=self._cors))
+        await self._linger()
+
+    async def _linger(self) -> None:
+        """Take in, for a moment, what a refused client is still sending: closing over it would take the answer along
+        (RFC 9112, 9.6). The sweeper ends it."""
+        if self._told is not None:
+            self._tell(self._told)
+        self._client.finish()
+        by = self._shared.clock() + LINGER_S
+        while await self._receive(by):
+            pass
 
     async def _send(self, data: bytes) -> None:
         self.deadline = self._shared.ticker.now + STALL_S
@@ -171,6 +184,8 @@ class Connection:
             await self._send(
                 errors.response(error, request_id, close=not keep, dialect=dialect, more=self._cors, bodiless=bodiless)
             )
+            if rest is None:
+                await self._linger()
             return rest if keep else None
         self.exchange = None
         # What its answer said holds: a client that was not told goes on with this connection.

@@ -67,6 +67,14 @@ class Peer:
             except BlockingIOError:
                 continue
 
+    def finish(self) -> None:
+        """Nothing more is sent; what the peer sends can still be read."""
+        try:
+            self.sock.shutdown(socket.SHUT_WR)
+        except OSError as failed:
+            if failed.errno != errno.ENOTCONN:
+                raise
+
     def abort(self) -> None:
         """Wake up whoever waits for this peer; for them it has ended."""
         try:

@@ -145,6 +145,9 @@ class TlsPeer(Peer):
             except ssl.SSLWantReadError:
                 await trio.lowlevel.wait_readable(self._tls)
 
+    def finish(self) -> None:
+        """The peer knows by the answer's length that it is over: after its own end TLS can not read on."""
+
     def close(self) -> None:
         """Close, with TLS's own end where it can still be sent: without it a client may take the answer for cut."""
         with contextlib.suppress(OSError, ValueError):

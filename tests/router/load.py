@@ -22,11 +22,23 @@ class Load:
         self.answered = 0
         self.failed: Counter[str] = Counter()
         self._stop = False
+        self._clients = 0
 
-    def stop(self) -> None:
+    async def stop(self) -> None:
+        """Let every client finish what it is at."""
         self._stop = True
+        with trio.fail_after(10):
+            while self._clients:
+                await trio.sleep(0.01)
 
     async def client(self) -> None:
+        self._clients += 1
+        try:
+            await self._connections()
+        finally:
+            self._clients -= 1
+
+    async def _connections(self) -> None:
         while not self._stop:
             try:
                 stream: trio.abc.Stream = await trio.open_tcp_stream("127.0.0.1", self.port)

@@ -224,9 +224,8 @@ async def test_workers_with_tls_are_replaced_and_nobody_notices(pki: Pki, tmp_pa
                     await until(lambda: load.answered > 20)
                 else:
                     await until(lambda: router.state.pid != first and len(router.workers) == 1)  # noqa: B023
-                    load.stop()
+                    await load.stop()
                     await router.drain(1)
-        await until(lambda: len(nursery.child_tasks) == 1)
         nursery.cancel_scope.cancel()
     assert not load.failed
     assert load.answered > 20
@@ -487,6 +486,18 @@ async def test_clients_wait_while_no_file_is_left_and_then_are_served(tmp_path: 
             assert router.state.pid == pid
             await router.drain(0.5)
         nursery.cancel_scope.cancel()
+
+
+@pytest.mark.parametrize("secured", [False, True])
+async def test_a_client_that_sends_too_much_hears_so(pki: Pki, tmp_path: Path, secured: bool) -> None:
+    """It reads nothing before all of it is sent, as most client libraries do."""
+    identity = Identity(files_of(pki, tmp_path)) if secured else None
+    async with front(e.answers, identity=identity) as it:
+        for fields in (b"", b"x-long: %b\r\n" % (b"x" * 20000)):
+            async with secure(it.port, trusting(pki)) if secured else it.client() as client:
+                await client.post(b"x" * 20_000_000, fields=fields)
+                status, _ = await client.head()
+                assert status == (431 if fields else 413)
 
 
 @pytest.mark.soak

@@ -71,7 +71,7 @@ async def under(load: Load) -> AsyncIterator[Load]:
         for _ in range(8):
             nursery.start_soon(load.client)
         yield load
-        load.stop()
+        await load.stop()
 
 
 async def count(port: int, name: str) -> float:
@@ -189,7 +189,7 @@ async def restarts(folder: Path, times: int, workers: int) -> Load:
                 await until(goes_on)
                 answered = load.answered
                 if turn == times:
-                    load.stop()
+                    await load.stop()
                     await until(lambda: len(router.workers) == workers, 15)
                     await router.drain(2)
     await refused(port)
