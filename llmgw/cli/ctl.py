@@ -196,6 +196,10 @@ def status(ctx: click.Context, as_json: bool, exit_code: bool) -> None:
         router = answer["router"]
         click.echo(f"router {router['listen']}: {router['state']}, {router['streams']} requests in flight"
                    + (f" ({router['reason']})" if router["reason"] else ""))  # fmt: skip
+        for worker in router["workers"] if len(router["workers"]) > 1 else ():
+            click.echo(f"  worker {worker['pid']}: {worker['state']} for {ago(worker['since'], now)}, "
+                       f"{worker['streams']} requests in flight"
+                       + (f" ({worker['reason']})" if worker["reason"] else ""))  # fmt: skip
         if router["keys"]:
             click.echo(f"clients need an API key; {router['active_keys']} are active")
         else:

@@ -191,6 +191,8 @@ router:
   listen: 127.0.0.1:{demo.router_port}
   # On SIGTERM, how long streams in flight may take to finish.
   drain_s: 1
+  # Its processes; left out, one for each core up to 4.
+  workers: 1
 
 admin:
   # Console, admin API and the control plane's metrics.

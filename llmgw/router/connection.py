@@ -6,6 +6,8 @@ attributes that the server's sweeper looks at.
 
 from __future__ import annotations
 
+import socket
+
 import orjson
 import trio
 from attrs import evolve
@@ -22,6 +24,7 @@ from llmgw.router.requests import Kind, Target, target_of
 from llmgw.router.rewrite import SALTED, rewritten
 from llmgw.router.sockets import Peer
 from llmgw.router.table import Route
+from llmgw.router.telling import Told
 from llmgw.settings.catalog import Balance
 
 HEAD_S = 10.0
@@ -29,6 +32,8 @@ IDLE_S = 75.0
 STALL_S = 60.0
 """A client that takes or sends nothing for this long is cut; nobody else is slowed by it."""
 
+
+LINGER_S = 5.0
 
 _KEYED = frozenset({Kind.ENGINE, Kind.MODELS, Kind.MODEL})
 _READ_ANYWAY_BYTES = 64 * 1024
@@ -49,6 +54,17 @@ class Connection:
         self.deadline: float | None = None
         self.idle = True
         self.exchange: Exchange | None = None
+        self.request_id = b""
+        self._told: Told | None = None
+        self._cors = b""
+        self._said_close = False
+
+    def asked_already(self) -> bool:
+        """Whether something has arrived that nobody has read yet."""
+        try:
+            return bool(socket.socket.recv(self._client.sock, 1, socket.MSG_PEEK | socket.MSG_DONTWAIT))
+        except OSError:
+            return False
 
     def sweep(self, now: float) -> None:
         """Cut what has stood still for too long."""
@@ -65,17 +81,36 @@ class Connection:
         """Requests one after the other, until either side has enough."""
         rest: bytes | None = b""
         while rest is not None:
-            if self.idle and self._shared.draining() and not rest:
-                return
             try:
                 rest = await self._request(rest)
             except BadMessage as bad:
-                await self._refuse(errors.of_message(bad), self._shared.ids())
+                await self._refuse(errors.of_message(bad), self.request_id or self._shared.ids())
                 return
+            finally:
+                if self._told is not None:
+                    self._tell(self._told)
+
+    def _tell(self, told: Told) -> None:
+        self._told = None
+        assert self._shared.front.teller is not None
+        self._shared.front.teller.end(told, gone=self._scope.cancel_called)
 
     async def _refuse(self, error: ApiError, request_id: bytes) -> None:
         self._shared.metrics.rejected(error.status)
-        await self._send(errors.response(error, request_id, close=True))
+        if self._told is not None:
+            self._told.status, self._told.code = error.status, error.code or ""
+        await self._send(errors.response(error, request_id, close=True, more=self._cors))
+        await self._linger()
+
+    async def _linger(self) -> None:
+        """Take in, for a moment, what a refused client is still sending: closing over it would take the answer along
+        (RFC 9112, 9.6). The sweeper ends it."""
+        if self._told is not None:
+            self._tell(self._told)
+        self._client.finish()
+        by = self._shared.clock() + LINGER_S
+        while await self._receive(by):
+            pass
 
     async def _send(self, data: bytes) -> None:
         self.deadline = self._shared.ticker.now + STALL_S
@@ -91,6 +126,7 @@ class Connection:
     async def _request(self, buffer: bytes) -> bytes | None:
         """One request. Returns what was read beyond it, or ``None`` when the connection is over."""
         self.idle = not buffer
+        self.request_id = self._cors = b""
         # A head has one deadline from its first byte on: a client that sends it byte by byte gains nothing.
         by = self._shared.ticker.now + (IDLE_S if self.idle else HEAD_S)
         while (end := buffer.find(b"\r\n\r\n")) < 0:
@@ -107,7 +143,12 @@ class Connection:
         if end > MAX_HEAD_BYTES:
             raise BadMessage(431, f"the request's head is longer than {MAX_HEAD_BYTES} bytes")
         head = parse_request(buffer[:end])
-        request_id = head.request_id or self._shared.ids()
+        request_id = self.request_id = head.request_id or self._shared.ids()
+        front = self._shared.front
+        if front.cors is not None and head.origin:
+            self._cors = front.cors.lines(head.origin)
+        if front.teller is not None:
+            self._told = front.teller.begin(head, request_id, self._client)
         rest: bytes | None = None if head.length or head.chunked else buffer[end:]
         dialect = Dialect.OPENAI
         try:
@@ -137,10 +178,18 @@ class Connection:
             # A body of which nobody knows the end would be read as the next request.
             keep = head.keep_alive and rest is not None and not self._shared.draining()
             self._shared.metrics.rejected(error.status)
-            await self._send(errors.response(error, request_id, close=not keep, dialect=dialect))
+            if self._told is not None:
+                self._told.status, self._told.code = error.status, error.code or ""
+            bodiless = head.method == b"HEAD"
+            await self._send(
+                errors.response(error, request_id, close=not keep, dialect=dialect, more=self._cors, bodiless=bodiless)
+            )
+            if rest is None:
+                await self._linger()
             return rest if keep else None
         self.exchange = None
-        return rest if whole and head.keep_alive and not self._shared.draining() else None
+        # What its answer said holds: a client that was not told goes on with this connection.
+        return rest if whole and head.keep_alive and not self._said_close else None
 
     async def _body(self, head: RequestHead, buffer: bytes, limit: int) -> tuple[bytes, bytes]:
         """The request's whole body, and what came behind it."""
@@ -199,21 +248,40 @@ class Connection:
                 status = 503 if reason else 200
                 content, content_type = f"{reason or 'ready'}\n".encode(), b"text/plain; charset=utf-8"
             case Kind.METRICS:
-                content, content_type = self._shared.metrics.render(), b"text/plain; version=0.0.4; charset=utf-8"
+                content, content_type = await self._shared.front.scrape(), b"text/plain; version=0.0.4; charset=utf-8"
+            case Kind.OPTIONS:
+                await self._options(target, head, request_id)
+                return
             case Kind.ENGINE:
                 raise AssertionError("an engine's route")
-        head_bytes = b"HTTP/1.1 %d %b\r\ncontent-type: %b\r\ncontent-length: %d\r\nx-request-id: %b\r\n%b\r\n" % (
+        if self._told is not None:
+            self._told.status = status
+        head_bytes = b"HTTP/1.1 %d %b\r\ncontent-type: %b\r\ncontent-length: %d\r\nx-request-id: %b\r\n%b%b\r\n" % (
             status,
             b"OK" if status == 200 else b"Service Unavailable",
             content_type,
             len(content),
             request_id,
+            self._cors,
             self._connection_line(head),
         )
         await self._send(head_bytes if head.method == b"HEAD" else head_bytes + content)
 
+    async def _options(self, target: Target, head: RequestHead, request_id: bytes) -> None:
+        """What is possible here, and for a browser what a page of its origin may do."""
+        cors, lines = self._shared.front.cors, self._cors
+        if cors is not None and head.origin:
+            lines += cors.preflight(head.origin, target.allow, head.asks_fields)
+        if self._told is not None:
+            self._told.status = 204
+        await self._send(
+            b"HTTP/1.1 204 No Content\r\nallow: %b\r\nx-request-id: %b\r\n%b%b\r\n"
+            % (target.allow.encode(), request_id, lines, self._connection_line(head))
+        )
+
     def _connection_line(self, head: RequestHead) -> bytes:
-        if not head.keep_alive or self._shared.draining():
+        self._said_close = not head.keep_alive or self._shared.draining()
+        if self._said_close:
             return b"connection: close\r\n"
         return b"connection: keep-alive\r\n" if head.minor == 0 else b""
 
@@ -230,17 +298,24 @@ class Connection:
             asked = asked_in_json(body, directory.table.settings.media_hosts)
         served = directory.find(asked.model)
         model = asked.model if served is None else served.route.model
+        told = self._told
+        if told is not None:
+            told.model, told.key = model, "" if holder is None else holder.key.id
+            assert self._shared.front.teller is not None
+            head = evolve(head, forwarded=self._shared.front.teller.passed_on(told, head.forwarded))
         self._shared.gate.permit(holder, model)
         if served is None:
             raise _unknown_model(model)
         with self._shared.gate.admit(holder, target.path, model, body) as ticket:
             directory.asked[model] += 1
             served = await directory.turn(served, _tenant(holder))
-            lines = self._connection_line(head) + ticket.lines
+            lines = self._connection_line(head) + self._cors + ticket.lines
             self.exchange = Exchange(
                 self._shared, self._send, head, request_id, model, lines, ticket.filter, target.dialect
             )
             ticket.answer = self.exchange
+            if told is not None:
+                told.answer = self.exchange
             key = None
             if len(served.engines) > 1 and (head.session or served.route.routing.balance is Balance.PREFIX):
                 key = conversation(asked.start, head.session)

@@ -1,7 +1,11 @@
-"""The unix socket between the control plane and its router worker. Its folder is 0700: tables hold engines' keys."""
+"""The unix socket between the control plane and its router workers. Its folder is 0700: tables hold engines' keys.
+
+A worker's listening socket travels over it too, so that it outlives whichever process made it.
+"""
 
 from __future__ import annotations
 
+import array
 import os
 import socket
 from collections.abc import Iterator
@@ -57,17 +61,45 @@ async def connect(path: Path) -> trio.SocketStream:
     return trio.SocketStream(opened)
 
 
+_RIGHTS_BYTES = socket.CMSG_SPACE(4 * array.array("i").itemsize)
+
+
 class Channel:
-    """Messages over a stream: a line each."""
+    """Messages over a stream: a line each. ``came`` are sockets that came along; whoever takes them out owns them."""
 
     def __init__(self, stream: trio.SocketStream) -> None:
         self._stream = stream
         self._buffer = bytearray()
         self._searched = 0
+        self._turn = trio.Lock()
+        self.came: list[socket.socket] = []
 
-    async def send(self, message: FromWorker | ToWorker) -> None:
-        """Write one message. Raises ``trio.BrokenResourceError`` when the other end is gone."""
-        await self._stream.send_all(encode(message))
+    async def send(self, message: FromWorker | ToWorker, along: socket.socket | None = None) -> None:
+        """Write one message, and give a copy of a socket along with it.
+
+        Raises ``trio.BrokenResourceError`` when the other end is gone.
+        """
+        line = encode(message)
+        async with self._turn:
+            if along is not None:
+                rights = [(socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array("i", [along.fileno()]))]
+                try:
+                    sent = await self._stream.socket.sendmsg([line], rights)
+                except OSError as failed:
+                    raise trio.BrokenResourceError from failed
+                line = line[sent:]
+            await self._stream.send_all(line)
+
+    async def _receive(self) -> bytes:
+        data, rights, _flags, _address = await self._stream.socket.recvmsg(
+            65536, _RIGHTS_BYTES, socket.MSG_CMSG_CLOEXEC
+        )
+        for level, kind, content in rights:
+            if (level, kind) == (socket.SOL_SOCKET, socket.SCM_RIGHTS):
+                numbers = array.array("i")
+                numbers.frombytes(content[: len(content) - len(content) % numbers.itemsize])
+                self.came += [socket.socket(fileno=number) for number in numbers]
+        return data
 
     async def receive(self) -> FromWorker | ToWorker | None:
         """The next message, or ``None`` when the other end is gone. Raises :class:`PeerError` for what is none."""
@@ -76,8 +108,8 @@ class Channel:
             if self._searched > MAX_LINE_BYTES:
                 raise PeerError("router control", "a line is too long")
             try:
-                data = await self._stream.receive_some(65536)
-            except (trio.BrokenResourceError, trio.ClosedResourceError):
+                data = await self._receive()
+            except (OSError, trio.ClosedResourceError):
                 return None
             if not data:
                 return None
@@ -88,5 +120,7 @@ class Channel:
         return decode(line)
 
     async def aclose(self) -> None:
-        """Close the connection."""
+        """Close the connection, and what came over it and nobody took."""
+        while self.came:
+            self.came.pop().close()
         await trio.aclose_forcefully(self._stream)

@@ -22,7 +22,7 @@ COUNTS_FOLDER = "router"
 
 _HEADER_CELLS = 512
 _GROW_BYTES = 1024 * 1024
-_FILE = "limits-1"
+_FILE = "limits-2"
 """The layout is in the name: workers of another one count in a file of their own."""
 
 _PATIENCE_S = 0.05

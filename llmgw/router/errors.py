@@ -60,8 +60,16 @@ def body(error: ApiError, dialect: Dialect = Dialect.OPENAI) -> bytes:
     return orjson.dumps({"error": {"message": error.message, "type": kind, "param": error.param, "code": error.code}})
 
 
-def response(error: ApiError, request_id: bytes, *, close: bool, dialect: Dialect = Dialect.OPENAI) -> bytes:
-    """The whole answer."""
+def response(
+    error: ApiError,
+    request_id: bytes,
+    *,
+    close: bool,
+    dialect: Dialect = Dialect.OPENAI,
+    more: bytes = b"",
+    bodiless: bool = False,
+) -> bytes:
+    """The whole answer; ``more`` are further lines of its head. To HEAD it is ``bodiless``."""
     content = body(error, dialect)
     lines = [
         b"HTTP/1.1 %d %b" % (error.status, reason_phrase(error.status)),
@@ -77,7 +85,7 @@ def response(error: ApiError, request_id: bytes, *, close: bool, dialect: Dialec
         lines.append(b"www-authenticate: Bearer")
     if close:
         lines.append(b"connection: close")
-    return b"\r\n".join(lines) + b"\r\n" + error.lines + b"\r\n" + content
+    return b"\r\n".join(lines) + b"\r\n" + error.lines + more + b"\r\n" + (b"" if bodiless else content)
 
 
 def stream_event(message: str, dialect: Dialect = Dialect.OPENAI) -> bytes:

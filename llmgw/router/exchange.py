@@ -6,6 +6,7 @@ the server's sweeper looks at.
 
 from __future__ import annotations
 
+import errno
 import math
 from collections.abc import Awaitable, Callable, Sequence
 from typing import NoReturn
@@ -15,6 +16,7 @@ from attrs import frozen
 from llmgw.router import errors
 from llmgw.router.choose import choose
 from llmgw.router.errors import ApiError, Dialect
+from llmgw.router.front import Front
 from llmgw.router.gate import Gate
 from llmgw.router.http1 import (
     MAX_HEAD_BYTES,
@@ -61,6 +63,7 @@ class Shared:
     ids: Callable[[], bytes]
     ready: Callable[[], str]
     draining: Callable[[], bool]
+    front: Front
 
 
 class EngineFailed(Exception):
@@ -76,8 +79,9 @@ class EngineFailed(Exception):
 class Exchange:
     """One request of one client. ``send`` writes to the client; ``connection_line`` is what its answer's head says.
 
-    For whoever settles: ``status`` of the engine's answer (0: none came), its ``usage``, the bytes of its body that
-    were ``passed`` on and their ``tail``, whether it was ``whole``, and whether it consists of ``events``.
+    For whoever settles: the ``endpoint`` that was asked last, ``status`` of the engine's answer (0: none came), its
+    ``usage``, the bytes of its body that were ``passed`` on and their ``tail``, whether it was ``whole``, and whether
+    it consists of ``events``.
     """
 
     def __init__(
@@ -92,6 +96,7 @@ class Exchange:
         dialect: Dialect = Dialect.OPENAI,
     ) -> None:
         self.model = model
+        self.endpoint = ""
         self.status = 0
         self.usage: tuple[int, int] | None = None
         self.passed = 0
@@ -115,6 +120,11 @@ class Exchange:
         self._ends = math.inf
         self._gave_up = ""
         self._engines: Sequence[Engine] = ()
+
+    @property
+    def first_byte(self) -> float:
+        """When the first byte of an answer's body came; 0: none did."""
+        return self._first_byte
 
     def sweep(self, now: float) -> None:
         """Give an engine up that was silent for too long, or a request that took too long in all."""
@@ -151,6 +161,7 @@ class Exchange:
                 break
             index, reason = choice
             engine = engines[index]
+            self.endpoint = engine.endpoint.id
             self._shared.metrics.chosen(model, reason)
             self._tried += (index,)
             directory.began(engine, tokens)
@@ -185,7 +196,9 @@ class Exchange:
                 try:
                     peer = await engine.connect(timeouts.connect_s)
                 except OSError as failed:
-                    raise EngineFailed(f"cannot be reached ({failed.strerror or failed})") from failed
+                    # That no file is left to open is no fault of the engine's.
+                    ours = failed.errno in (errno.EMFILE, errno.ENFILE)
+                    raise EngineFailed(f"cannot be reached ({failed.strerror or failed})", busy=ours) from failed
             keep = False
             self._upstream, self._gave_up = peer, ""
             try:

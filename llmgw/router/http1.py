@@ -39,7 +39,7 @@ _HOP_BY_HOP = frozenset(
 )  # fmt: skip
 _NOT_FORWARDED = _HOP_BY_HOP | {
     b"host", b"authorization", b"x-api-key", b"content-length", b"expect", b"accept-encoding", b"cookie",
-    b"x-request-id",
+    b"x-request-id", b"origin", b"access-control-request-method", b"access-control-request-headers",
 }  # fmt: skip
 """Fields of a request that the engine gets anew or not at all; credentials of clients never reach an engine."""
 
@@ -57,7 +57,8 @@ class BadMessage(Exception):
 class RequestHead:
     """What a request's head says. ``forwarded`` are its end-to-end fields as lines, ready for the engine.
 
-    ``session`` is what the client calls the conversation: ``x-llmgw-session``.
+    ``session`` is what the client calls the conversation: ``x-llmgw-session``. ``origin`` is that of the page that asks
+    from a browser, ``asks_fields`` are those that it would send.
     """
 
     method: bytes
@@ -71,6 +72,8 @@ class RequestHead:
     request_id: bytes
     content_type: bytes
     session: bytes
+    origin: bytes
+    asks_fields: bytes
     forwarded: bytes
 
 
@@ -108,7 +111,7 @@ def _request(head: bytes) -> RequestHead:
         raise BadMessage(400, "the request's head is not valid HTTP/1.1")
     minor = int(match["minor"])
     keep_alive, length, chunked, expects, authorization, ident = minor == 1, None, False, False, b"", b""
-    content_type, session = b"", b""
+    content_type, session, origin, asks_fields = b"", b"", b"", b""
     forwarded: list[tuple[bytes, bytes]] = []
     named: set[bytes] = set()
     seen: set[bytes] = set()
@@ -163,6 +166,10 @@ def _request(head: bytes) -> RequestHead:
                 tokens = _tokens(value)
                 keep_alive = b"close" not in tokens and (keep_alive or b"keep-alive" in tokens)
                 named.update(tokens)
+            case b"origin":
+                origin = value
+            case b"access-control-request-headers":
+                asks_fields = value
             case b"upgrade":
                 pass  # nothing is upgraded here: the request is answered as HTTP/1.1
     if chunked and length is not None:
@@ -183,6 +190,8 @@ def _request(head: bytes) -> RequestHead:
         request_id=ident,
         content_type=content_type,
         session=session,
+        origin=origin,
+        asks_fields=asks_fields,
         forwarded=b"".join(line + b"\r\n" for name, line in forwarded if name not in named),
     )
 
@@ -216,8 +225,10 @@ def _response(head: bytes) -> ResponseHead:
                 tokens = _tokens(value)
                 keep_alive = keep_alive and b"close" not in tokens
                 named.update(tokens)
-            case _ if name in _HOP_BY_HOP or name == b"x-request-id" or name.startswith(b"x-llmgw-"):
-                pass
+            case _ if (
+                name in _HOP_BY_HOP or name == b"x-request-id" or name.startswith((b"x-llmgw-", b"access-control-"))
+            ):
+                pass  # who may look at answers from a browser is for the router to say
             case _:
                 events = events or (name == b"content-type" and value.lower().startswith(b"text/event-stream"))
                 lines.append((name, line))

@@ -14,12 +14,12 @@ from attrs import frozen
 
 from llmgw.settings.keys import Limits, Period, Spent, period_end, period_start
 
-LANES = 8
+LANES = 16
 """So many workers can share the cells, one that still drains included. A lane is what one worker has under way."""
 
 SPAN_S = 2
 SPANS = 31
-SLOT_CELLS = 96
+SLOT_CELLS = 128
 
 _HEAD, _REQUESTS, _TOKENS, _SINCE, _SPENT_TOKENS, _SPENT_COST = range(6)
 _FLIGHT = 8

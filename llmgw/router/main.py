@@ -1,6 +1,6 @@
-"""The router's process: serves clients with the table that the control plane pushes, and outlives it.
+"""A process of the router: serves clients with the table that the control plane pushes, and outlives it.
 
-    python -m llmgw.router.main --socket PATH --listen HOST:PORT --drain SECONDS [--log-level L --log-format F]
+    python -m llmgw.router.main --socket PATH --listen-fd N --setup JSON --fingerprint TEXT [--alone]
 
 When the control plane goes away without a word, this process serves on with its last table and connects again for
 ever. It ends when it is told to drain, or by SIGTERM, which means the same.
@@ -11,10 +11,11 @@ from __future__ import annotations
 import argparse
 import gc
 import os
+import resource
 import signal
+import socket
 import sys
 import time
-from functools import partial
 from pathlib import Path
 
 import trio
@@ -22,10 +23,16 @@ import trio
 from llmgw import __version__
 from llmgw.errors import OperatorError, PeerError
 from llmgw.router.control_socket import Channel, connect
+from llmgw.router.cors import CorsRules
 from llmgw.router.counts import COUNTS_FOLDER, SharedCounts
 from llmgw.router.journal import Batch, Journal
-from llmgw.router.server import RouterServer, listen
+from llmgw.router.launch import Setup, decode
+from llmgw.router.metrics_files import MetricsFiles
+from llmgw.router.server import RouterServer
+from llmgw.router.telling import Teller
+from llmgw.router.tls import Identity
 from llmgw.router.wire import (
+    Accept,
     Drain,
     Failed,
     FromWorker,
@@ -40,8 +47,8 @@ from llmgw.router.wire import (
     UsageKept,
     UseTable,
 )
-from llmgw.settings.daemon import Address, Log, LogFormat, LogLevel
 from llmgw.telemetry.logging import configure, logger
+from llmgw.telemetry.tracing import Tracer
 
 _AGAIN_FIRST_S = 0.2
 _AGAIN_MOST_S = 2.0
@@ -51,29 +58,38 @@ _USAGE_EVERY_S = 0.5
 _AGAIN_S = 5.0
 """When usage is said again that nobody said was kept."""
 
+_UNUSED_S = 10.0
+"""A worker whose control plane went away before it was needed ends after this."""
+
+_METRICS_EVERY_S = 1.0
+_MOST_FILES = 1024 * 1024
+
 _log = logger("control")
 
 
 class Worker:
-    """One router process."""
+    """One router process. ``listener`` is shared with the others."""
 
-    def __init__(self, path: Path, address: Address, drain_s: float) -> None:
+    def __init__(self, path: Path, setup: Setup, fingerprint: str, listener: socket.socket, *, alone: bool) -> None:
         self._path = path
-        self._address = address
-        self._drain_s = drain_s
+        self._setup = setup
+        self._fingerprint = fingerprint
+        self._listener = listener
+        self._alone = alone
+        self._drain_s = setup.router.drain_s
         self._folder = path.parent / COUNTS_FOLDER
-        self._server = RouterServer()
+        self._server: RouterServer
+        self._tracer: Tracer | None = None
         self._journal = Journal(None)
-        self._server.gate.unkept = lambda: self._journal.unkept
         self._say: list[FromWorker] = []
         self._wake = trio.Event()
+        self._accept = trio.Event()
         self._started = time.time()
-        self._failure: OperatorError | None = None
 
     async def run(self) -> int:
         """Serve until drained. Returns the exit code."""
         try:
-            listener = listen(self._address)
+            self._server = self._made()
             self._open_counts()
         except OperatorError as failed:
             await self._report_failure(failed)
@@ -82,28 +98,72 @@ class Worker:
             await nursery.start(self._signals)
             nursery.start_soon(self._control)
             nursery.start_soon(self._write_usage)
+            nursery.start_soon(self._write_metrics)
+            # A worker that has nothing to go by would answer with errors what another one can serve.
+            await self._accept.wait()
+            self._tell(Serving())
             try:
-                await self._server.run(listener)
+                await self._server.run(self._listener)
             finally:
                 # Whatever is not said by now is in the file, and the control plane collects it from there.
                 self._flush()
             nursery.cancel_scope.cancel(reason="drained")
+        await self._close()
+        return 0
+
+    def _made(self) -> RouterServer:
+        """The data plane as it is set up. Raises :class:`OperatorError`."""
+        router = self._setup.router
+        identity = None if router.tls is None else Identity(router.tls)
+        server = RouterServer(identity=identity, alone=self._alone)
+        server.gate.unkept = lambda: self._journal.unkept
+        if router.cors.origins:
+            server.front.cors = CorsRules(router.cors.origins)
+        if router.tracing is not None:
+            self._tracer = Tracer(router.tracing, "llmgw-router")
+        if router.access_log or self._tracer is not None:
+            server.front.teller = Teller(trio.current_time, access_log=router.access_log, tracer=self._tracer)
+        return server
+
+    async def _close(self) -> None:
         self._journal.close()
         self._server.gate.counts.close()
-        return 0
+        try:
+            await self._server.metrics.write()
+        except OSError as failed:
+            _log.error("metrics cannot be written down", error=failed.strerror)
+        if self._server.metrics.files is not None:
+            self._server.metrics.files.close()
+        if self._tracer is not None:
+            await trio.to_thread.run_sync(self._tracer.close)
 
     def _open_counts(self) -> None:
         """A full disk is no reason not to serve: this worker then counts alone, and says so."""
         try:
             self._server.gate.counts = SharedCounts(self._folder)
             self._journal = Journal(self._folder)
+            self._server.metrics.files = MetricsFiles(self._folder)
         except OSError as failed:
-            _log.error("limits and usage are kept in memory alone", folder=str(self._folder), error=failed.strerror)
+            _log.error(
+                "limits, usage and metrics are kept in memory alone", folder=str(self._folder), error=failed.strerror
+            )
 
     async def _write_usage(self) -> None:
         while True:
             await trio.sleep(_USAGE_EVERY_S)
             self._flush()
+
+    async def _write_metrics(self) -> None:
+        while True:
+            await trio.sleep(_METRICS_EVERY_S)
+            try:
+                await self._server.metrics.write()
+            except OSError as failed:
+                _log.error("metrics cannot be written down", error=failed.strerror)
+
+    def _tell(self, message: FromWorker) -> None:
+        self._say.append(message)
+        self._wake.set()
 
     def _flush(self) -> None:
         if not self._server.gate.book:
@@ -121,7 +181,7 @@ class Worker:
             except OSError:
                 return
             channel = Channel(stream)
-            await channel.send(self._hello())
+            await channel.send(Hello(os.getpid(), __version__, "", 0, self._started, setup=self._fingerprint))
             await channel.send(Failed(failed.thing, failed.reason, failed.remedy))
             await channel.aclose()
 
@@ -129,24 +189,35 @@ class Worker:
         with trio.open_signal_receiver(signal.SIGTERM) as received:
             task_status.started()
             async for _ in received:
-                if self._server.ready() == "draining":
+                if self._server.draining:
                     os._exit(1)
                 _log.info("draining", signal="SIGTERM", seconds=self._drain_s)
-                self._server.drain(self._drain_s)
+                self._drain(self._drain_s, replaced=False)
+
+    def _drain(self, seconds: float, *, replaced: bool) -> None:
+        self._server.drain(seconds, replaced=replaced)
+        self._accept.set()
 
     def _hello(self) -> Hello:
         server = self._server
         table, keys = server.directory.table.version, server.gate.keys.version
-        return Hello(os.getpid(), __version__, str(self._address), table, self._started, keys)
+        return Hello(
+            os.getpid(), __version__, str(self._setup.router.listen), table, self._started, keys, self._fingerprint,
+            server.draining,
+        )  # fmt: skip
 
     async def _control(self) -> None:
         """Talk to the control plane, whenever there is one."""
         wait_s, alone = _AGAIN_FIRST_S, False
+        by = trio.current_time() + _UNUSED_S
         while True:
             try:
                 stream = await connect(self._path)
             except OSError:
-                if not alone:
+                if not self._accept.is_set() and trio.current_time() > by:
+                    _log.warning("no control plane; ending, since nothing was served yet")
+                    self._drain(0.0, replaced=True)
+                elif not alone and self._accept.is_set():
                     _log.warning("no control plane; serving on with the last table")
                     alone = True
                 await trio.sleep(wait_s)
@@ -175,29 +246,32 @@ class Worker:
                     case Keys(base=base, upto=upto, keys=keys, last=last):
                         held = self._server.gate.keys
                         held.apply(base, upto, keys, last=last)
-                        self._say.append(KeysHeld(held.version))
-                        self._wake.set()
+                        self._tell(KeysHeld(held.version))
                     case Spent(rows=rows):
                         self._server.gate.learn(rows)
                     case UsageKept(ledger=ledger, seq=seq) if ledger == self._journal.ledger:
                         self._journal.kept(seq)
                     case UsageKept():
                         pass
-                    case Drain(seconds=seconds):
-                        _log.info("draining", seconds=seconds)
-                        self._server.drain(seconds)
+                    case Accept():
+                        self._accept.set()
+                    case Drain(seconds=seconds, replaced=replaced):
+                        _log.info("draining", seconds=seconds, replaced=replaced)
+                        self._drain(seconds, replaced=replaced)
                     case _:
                         raise PeerError("router control", f"{type(message).__name__} is not for a worker")
             nursery.cancel_scope.cancel(reason="the control plane is gone")
 
     async def _say_load(self, channel: Channel, scope: trio.CancelScope) -> None:
         try:
-            await channel.send(self._hello())
-            await channel.send(Serving())
+            self._say.clear()
+            there = self._listener.fileno() >= 0
+            await channel.send(self._hello(), along=self._listener if there else None)
+            if self._accept.is_set():
+                await channel.send(Serving())
             said: Load | None = None
             said_at = said_usage_at = 0.0
             said_usage: Batch | None = None
-            self._say.clear()
             while True:
                 now = trio.current_time()
                 while self._say:
@@ -238,21 +312,26 @@ def main() -> None:
     """Entry point of the process."""
     parser = argparse.ArgumentParser(description="llmgw's router process; started by llmgw server")
     parser.add_argument("--socket", type=Path, required=True)
-    parser.add_argument("--listen-host", required=True)
-    parser.add_argument("--listen-port", type=int, required=True)
-    parser.add_argument("--drain", type=float, required=True)
-    parser.add_argument("--log-level", type=LogLevel, default=LogLevel.INFO)
-    parser.add_argument("--log-format", type=LogFormat, default=LogFormat.AUTO)
+    parser.add_argument("--listen-fd", type=int, required=True)
+    parser.add_argument("--setup", type=decode, required=True)
+    parser.add_argument("--fingerprint", required=True)
+    parser.add_argument("--alone", action="store_true", help="nobody else accepts from the listening socket")
     args = parser.parse_args()
     detach()
-    configure(Log(args.log_level, args.log_format), "router")
+    setup: Setup = args.setup
+    configure(setup.log, "router")
     signal.signal(signal.SIGINT, signal.SIG_IGN)
+    listener = socket.socket(fileno=args.listen_fd)
+    listener.set_inheritable(False)
+    listener.setblocking(False)
+    most = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
+    resource.setrlimit(resource.RLIMIT_NOFILE, (min(most, _MOST_FILES) if most >= 0 else _MOST_FILES, most))
     # What is loaded by now stays for ever; the collector need not look at it again and again.
     gc.collect()
     gc.freeze()
     gc.set_threshold(50_000, 20, 50)
-    worker = Worker(args.socket, Address(args.listen_host, args.listen_port), args.drain)
-    raise SystemExit(trio.run(partial(worker.run), strict_exception_groups=True))
+    worker = Worker(args.socket, setup, args.fingerprint, listener, alone=args.alone)
+    raise SystemExit(trio.run(worker.run, strict_exception_groups=True))
 
 
 if __name__ == "__main__":

@@ -9,9 +9,15 @@ from bisect import bisect_left
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping
 
+import trio
 from prometheus_client import CollectorRegistry, generate_latest
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, Metric
 from prometheus_client.registry import Collector
+
+from llmgw.router.metrics_files import MetricsFiles, families_of
+from llmgw.telemetry.logging import logger
+
+_log = logger("router")
 
 _BUCKETS_S = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 120.0, 300.0)
 
@@ -40,7 +46,10 @@ class Distribution:
 
 
 class RouterMetrics(Collector):
-    """Counters of one worker. ``in_flight`` and ``waiting`` are asked for when the exposition is built."""
+    """Counters of one worker; ``files`` are where it sees the others'.
+
+    ``in_flight`` and ``waiting`` are asked for when the exposition is built.
+    """
 
     def __init__(
         self, in_flight: Callable[[], Mapping[tuple[str, str], int]], waiting: Callable[[], Mapping[str, int]]
@@ -56,6 +65,8 @@ class RouterMetrics(Collector):
         self._tokens: dict[tuple[str, str], int] = defaultdict(int)
         self._duration: dict[str, Distribution] = defaultdict(Distribution)
         self._first_byte: dict[str, Distribution] = defaultdict(Distribution)
+        self.files: MetricsFiles | None = None
+        self._snapshots = 0
         self._registry = CollectorRegistry()
         self._registry.register(self)
 
@@ -142,5 +153,23 @@ class RouterMetrics(Collector):
         yield held
 
     def render(self) -> bytes:
-        """The text exposition."""
+        """The text exposition of this worker alone."""
         return generate_latest(self._registry)
+
+    async def scrape(self) -> bytes:
+        """The text exposition of all workers: of the others as they last wrote it down, a second ago at most."""
+        if self.files is None:
+            return self.render()
+        self._snapshots += 1
+        mine = families_of(self._registry.collect())
+        try:
+            return await trio.to_thread.run_sync(self.files.sum, self._snapshots, mine)
+        except OSError as failed:
+            _log.error("metrics of the other workers cannot be read", error=failed.strerror)
+            return self.render()
+
+    async def write(self) -> None:
+        """Let the other workers see these metrics. Raises ``OSError``."""
+        if self.files is not None:
+            self._snapshots += 1
+            await trio.to_thread.run_sync(self.files.write, self._snapshots, families_of(self._registry.collect()))

@@ -25,12 +25,13 @@ class Kind(Enum):
     HEALTH = "health"
     READY = "ready"
     METRICS = "metrics"
+    OPTIONS = "options"
 
 
 @frozen
 class Target:
-    """A route: its ``path``, and for ``/v1/models/<name>`` the model's ``name``. ``form`` bodies are
-    ``multipart/form-data``, ``media`` ones may be as large as recordings and images are."""
+    """A route: its ``path``, and for ``/v1/models/<name>`` the model's ``name``; for OPTIONS what methods it would
+    ``allow``. ``form`` bodies are ``multipart/form-data``, ``media`` ones may be as large as recordings are."""
 
     kind: Kind
     path: bytes = b""
@@ -38,6 +39,7 @@ class Target:
     form: bool = False
     media: bool = False
     name: str = ""
+    allow: str = ""
 
 
 def _routes(target: Target, paths: Iterable[bytes]) -> dict[bytes, Target]:
@@ -88,9 +90,13 @@ def target_of(head: RequestHead) -> Target:
             # Client libraries encode the slashes in a model's name.
             name = unquote_to_bytes(path[len(_MODEL_PREFIX) :]).decode("utf-8", "replace")
             target = evolve(_MODEL, name=name)
+        if target is None and path == b"*" and head.method == b"OPTIONS":
+            return Target(Kind.OPTIONS, path, allow="GET, HEAD, POST, OPTIONS")
         if target is None:
             raise ApiError(404, f"There is nothing at {path[:200].decode('latin-1')}.", "not_found")
         if head.method in (b"GET", b"HEAD"):
             return target
         allow = "GET, HEAD"
+    if head.method == b"OPTIONS":
+        return Target(Kind.OPTIONS, path, allow=f"{allow}, OPTIONS")
     raise ApiError(405, f"{head.method.decode()} is not possible here, {allow} is.", "method_not_allowed", allow=allow)

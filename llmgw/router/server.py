@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import errno
 import random
+import resource
 import secrets
 import socket
+import ssl
 from collections.abc import Callable
 
 import trio
@@ -14,11 +16,13 @@ from llmgw.errors import OperatorError
 from llmgw.router.connection import Connection
 from llmgw.router.counts import Counts
 from llmgw.router.exchange import Shared, Ticker
+from llmgw.router.front import Front
 from llmgw.router.gate import Gate
 from llmgw.router.metrics import RouterMetrics
 from llmgw.router.pool import Directory
-from llmgw.router.sockets import HangUps, Peer
+from llmgw.router.sockets import UNSENT_BYTES, HangUps, Peer
 from llmgw.router.table import Table
+from llmgw.router.tls import HANDSHAKE_S, Identity, TlsPeer
 from llmgw.settings.daemon import Address
 from llmgw.settings.document import Auth
 from llmgw.telemetry.logging import logger
@@ -26,6 +30,13 @@ from llmgw.telemetry.logging import logger
 _BACKLOG = 4096
 _SWEEP_S = 0.25
 _ACCEPTS_A_TURN = 64
+_LAST_REQUEST_S = 5.0
+"""How long an idle connection to a worker that was replaced may take to send the request that ends it well."""
+
+_OTHER_FILES = 64
+_FILES_A_CLIENT = 2
+"""A client's socket and its engine's: clients that there is no room for wait in the kernel's queue, where they cost
+nothing, instead of being accepted and then failing."""
 
 _log = logger("router")
 
@@ -35,6 +46,8 @@ def listen(address: Address) -> socket.socket:
     opened = socket.socket(socket.AF_INET6 if ":" in address.host else socket.AF_INET, socket.SOCK_STREAM)
     try:
         opened.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        # Whoever is accepted has this from its listener (tcp(7)): no more of an answer waits in the kernel to be sent.
+        opened.setsockopt(socket.IPPROTO_TCP, socket.TCP_NOTSENT_LOWAT, UNSENT_BYTES)
         opened.bind((address.host, address.port))
         opened.listen(_BACKLOG)
         opened.setblocking(False)
@@ -48,24 +61,39 @@ def listen(address: Address) -> socket.socket:
     return opened
 
 
+def _most_clients() -> int:
+    return max(1, (resource.getrlimit(resource.RLIMIT_NOFILE)[0] - _OTHER_FILES) // _FILES_A_CLIENT)
+
+
 class RouterServer:
-    """One worker's data plane. Everything in it ends when :meth:`run` is cancelled or has drained."""
+    """One worker's data plane. Everything in it ends when :meth:`run` is cancelled or has drained.
+
+    ``alone`` is whether nobody else accepts from the same listening socket.
+    """
 
     def __init__(
         self,
         clock: Callable[[], float] = trio.current_time,
         counts: Counts | None = None,
         chance: random.Random | None = None,
+        *,
+        identity: Identity | None = None,
+        alone: bool = True,
     ) -> None:
         self.directory = Directory(chance)
         self.metrics = RouterMetrics(self.directory.in_flight, lambda: self.directory.waiting)
         self.gate = Gate(lambda: self.directory.table.settings if self._has_table else None, counts)
         self.metrics.add(self.gate)
+        self.front = Front(self.metrics.scrape)
+        self._identity = identity
+        # Others are about to take the next one; whoever takes them all has all the work.
+        self._accepts_a_turn = _ACCEPTS_A_TURN if alone else 1
         self._clock = clock
         self._draining = trio.Event()
-        self._drain_until: float | None = None
+        self._drain_until = self._idle_until = 0.0
+        self._replaced = False
         self._connections: dict[Connection, trio.CancelScope] = {}
-        self._empty = trio.Event()
+        self._left = trio.Event()
         self._has_table = False
         self._name = secrets.token_hex(6).encode()
         self._count = 0
@@ -77,7 +105,7 @@ class RouterServer:
 
     def ready(self) -> str:
         """Why this worker should get no traffic; empty when it should."""
-        if self._draining.is_set():
+        if self._draining.is_set() and not self._replaced:
             return "draining"
         if not self._has_table:
             return "no routing table yet"
@@ -85,10 +113,21 @@ class RouterServer:
             return "no API keys yet"
         return ""
 
-    def drain(self, seconds: float) -> None:
-        """Take no new connection, let requests under way end for so long, then end."""
+    @property
+    def draining(self) -> bool:
+        """Whether it takes no new connection any more."""
+        return self._draining.is_set()
+
+    def drain(self, seconds: float, *, replaced: bool = False) -> None:
+        """Take no new connection, let requests under way end for so long, then end.
+
+        Where it is ``replaced`` the address goes on being served, so that nobody must fail: a connection that is idle
+        is told with its next answer.
+        """
         if not self._draining.is_set():
             self._drain_until = self._clock() + seconds
+            self._idle_until = self._clock() + (min(seconds, _LAST_REQUEST_S) if replaced else 0.0)
+            self._replaced = replaced
             self._draining.set()
 
     async def run(
@@ -99,12 +138,14 @@ class RouterServer:
         ticker = Ticker(self._clock())
         shared = Shared(
             self.directory, self.metrics, self.gate, self._clock, ticker, self._request_id, self.ready,
-            self._draining.is_set,
+            self._draining.is_set, self.front,
         )  # fmt: skip
         try:
             async with trio.open_nursery() as nursery:
                 nursery.start_soon(hang_ups.run)
                 nursery.start_soon(self._sweep, ticker)
+                if self._identity is not None:
+                    nursery.start_soon(self._identity.follow)
                 async with trio.open_nursery() as clients:
                     async with trio.open_nursery() as accepting:
                         accepting.start_soon(self._accept, listener, clients, hang_ups, shared)
@@ -121,15 +162,16 @@ class RouterServer:
             hang_ups.close()
 
     async def _drained(self) -> None:
-        """Wait for the requests under way, as long as they may take; idle connections end at once."""
-        for connection, scope in list(self._connections.items()):
-            if connection.idle:
-                scope.cancel(reason="draining")
-        assert self._drain_until is not None
-        with trio.move_on_at(trio.current_time() + self._drain_until - self._clock()):
-            while self._connections:
-                self._empty = trio.Event()
-                await self._empty.wait()
+        """Wait for the requests under way, as long as they may take; idle connections end when their time is over."""
+        while self._connections and (now := self._clock()) < self._drain_until:
+            if now >= self._idle_until:
+                for connection, scope in self._connections.items():
+                    # One whose next request has arrived meanwhile is not idle, it just has not noticed.
+                    if connection.idle and not connection.asked_already():
+                        scope.cancel(reason="draining")
+            self._left = trio.Event()
+            with trio.move_on_after(min(_SWEEP_S, self._drain_until - now)):
+                await self._left.wait()
         if self._connections:
             _log.warning("drain time is over, requests are cut", requests=len(self._connections))
 
@@ -141,8 +183,12 @@ class RouterServer:
         shared: Shared,
     ) -> None:
         while True:
+            while len(self._connections) >= (most := _most_clients()):
+                _log.warning("as many clients as open files allow; others wait", connections=most)
+                self._left = trio.Event()
+                await self._left.wait()
             await trio.lowlevel.wait_readable(listener)
-            for _ in range(_ACCEPTS_A_TURN):
+            for _ in range(min(self._accepts_a_turn, most - len(self._connections))):
                 try:
                     accepted, _address = listener.accept()
                 except BlockingIOError:
@@ -154,29 +200,38 @@ class RouterServer:
                         await trio.sleep(0.1)
                         break
                     continue  # that client left before it was accepted
-                clients.start_soon(self._client, accepted, hang_ups, shared)
+                try:
+                    peer = Peer(accepted) if self._identity is None else self._identity.peer(accepted)
+                except OSError:
+                    accepted.close()  # it has left again
+                    continue
+                scope = trio.CancelScope()
+                connection = Connection(peer, shared, scope)
+                self._connections[connection] = scope
+                clients.start_soon(self._client, connection, peer, scope, hang_ups)
 
-    async def _client(self, accepted: socket.socket, hang_ups: HangUps, shared: Shared) -> None:
-        with trio.CancelScope() as scope:
-            peer = Peer(accepted)
-            connection = Connection(peer, shared, scope)
-            self._connections[connection] = scope
-            hang_ups.watch(accepted, connection.leave)
+    async def _client(self, connection: Connection, peer: Peer, scope: trio.CancelScope, hang_ups: HangUps) -> None:
+        with scope:
+            hang_ups.watch(peer.sock, connection.leave)
             try:
+                if isinstance(peer, TlsPeer):
+                    connection.deadline = self._clock() + HANDSHAKE_S
+                    await peer.handshake()
                 await connection.serve()
-            except OSError:
+            except OSError as failed:
+                if isinstance(failed, ssl.SSLError):
+                    _log.debug("TLS failed", reason=failed.reason or str(failed), client=peer.address)
                 scope.cancel(reason="the client is gone")
             except Exception:  # noqa: BLE001
                 # One client's request must not end the others': it is written down, and this connection ends.
-                _log.exception("request failed")
+                _log.exception("request failed", request_id=connection.request_id.decode())
             finally:
                 if scope.cancel_called and connection.exchange is not None:
                     self.metrics.client_gone(connection.exchange.model)
-                hang_ups.forget(accepted)
+                hang_ups.forget(peer.sock)
                 peer.close()
                 del self._connections[connection]
-                if not self._connections:
-                    self._empty.set()
+                self._left.set()
 
     def _request_id(self) -> bytes:
         """An id that nobody else gives: this process's name and a number."""

@@ -11,6 +11,11 @@ from collections.abc import Callable
 import trio
 
 READ_BYTES = 64 * 1024
+UNSENT_BYTES = 64 * 1024
+UNREAD_BYTES = 64 * 1024
+"""What the kernel holds of an answer before the router looks at it, as setsockopt takes it: it may hold twice as much,
+its own bookkeeping included (socket(7)). Left alone it grows to megabytes for a client that reads slowly."""
+
 _GONE = select.EPOLLRDHUP | select.EPOLLHUP | select.EPOLLERR
 
 
@@ -27,6 +32,15 @@ class Peer:
         self.sock = sock
         self._recv = sock.recv
         self._send = sock.send
+
+    @property
+    def address(self) -> str:
+        """Where the other end is, for people; empty when it is gone."""
+        try:
+            name = self.sock.getpeername()
+        except OSError:
+            return ""
+        return str(name[0]) if isinstance(name, tuple) else ""
 
     async def receive(self) -> bytes:
         """Some bytes, or none at the end. Raises ``OSError``."""
@@ -52,6 +66,14 @@ class Peer:
                 view = view[self._send(view) :]
             except BlockingIOError:
                 continue
+
+    def finish(self) -> None:
+        """Nothing more is sent; what the peer sends can still be read."""
+        try:
+            self.sock.shutdown(socket.SHUT_WR)
+        except OSError as failed:
+            if failed.errno != errno.ENOTCONN:
+                raise
 
     def abort(self) -> None:
         """Wake up whoever waits for this peer; for them it has ended."""
@@ -82,6 +104,7 @@ async def dial(host: str, port: int, timeout_s: float) -> Peer:
                 target: tuple[object, ...] = addresses[0][4]
             else:
                 target = (host, port)
+            sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, UNREAD_BYTES)
             failed = sock.connect_ex(target)
             if failed == errno.EINPROGRESS:
                 await trio.lowlevel.wait_writable(sock)

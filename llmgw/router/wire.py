@@ -1,6 +1,7 @@
 """What the control plane and a router worker say to each other over their unix socket: a JSON object a line. Pure.
 
-Both ends are of the same version as a rule; a worker of another one is replaced, so nothing here is negotiated.
+Both ends are of the same version as a rule. A worker of another one is replaced: of what it says only :class:`Hello`
+is needed, and it is told nothing but :class:`Drain`, so these two are what versions have to agree on.
 """
 
 from __future__ import annotations
@@ -23,7 +24,11 @@ MAX_LINE_BYTES = 64 * 1024 * 1024
 
 @frozen
 class Hello:
-    """Worker, first: who it is and where it listens, and the versions of the table and of the keys that it has."""
+    """Worker, first: who it is and where it listens, and the versions of the table and of the keys that it has.
+
+    Its listening socket comes with it (SCM_RIGHTS, unix(7)). ``setup`` is what it was started with, see
+    :func:`llmgw.router.launch.fingerprint`.
+    """
 
     pid: int
     version: str
@@ -31,11 +36,18 @@ class Hello:
     table: int
     started: float
     keys: int = 0
+    setup: str = ""
+    draining: bool = False
+
+
+@frozen
+class Accept:
+    """Control plane: what there is was said; take connections from now on."""
 
 
 @frozen
 class Serving:
-    """Worker: the listener is open."""
+    """Worker: it takes connections."""
 
 
 @frozen
@@ -117,16 +129,21 @@ class UsageKept:
 
 @frozen
 class Drain:
-    """Control plane: take nothing new, finish what is under way within so many seconds, and end."""
+    """Control plane: take nothing new, finish what is under way within so many seconds, and end.
+
+    With ``replaced`` others take the connections: idle ones stay until their next request, whose answer ends them.
+    """
 
     seconds: float
+    replaced: bool = False
 
 
 FromWorker = Hello | Serving | Load | Failed | KeysHeld | Usage
-ToWorker = UseTable | Full | Keys | Spent | UsageKept | Drain
+ToWorker = Accept | UseTable | Full | Keys | Spent | UsageKept | Drain
 
 _KINDS: dict[str, type] = {
     "hello": Hello,
+    "accept": Accept,
     "serving": Serving,
     "load": Load,
     "failed": Failed,

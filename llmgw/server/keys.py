@@ -41,7 +41,7 @@ _MOST = 2**53
 
 
 class Router(Protocol):
-    """Whoever has to hear of changes: see :class:`llmgw.router.worker.RouterWorker`."""
+    """Whoever has to hear of changes: see :class:`llmgw.router.workers.RouterWorkers`."""
 
     def keys_changed(self) -> None: ...
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 import signal
+import sys
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -21,7 +22,7 @@ from llmgw.errors import OperatorError, first_error
 from llmgw.link.server import serve as serve_link
 from llmgw.router.counts import COUNTS_FOLDER
 from llmgw.router.table import Table
-from llmgw.router.worker import RouterWorker
+from llmgw.router.workers import RouterWorkers
 from llmgw.server.agents import Agents
 from llmgw.server.cluster import Cluster, remembered
 from llmgw.server.identities import Identities
@@ -51,13 +52,22 @@ _KILL_MARGIN_S = 2.0
 def run(config: ServerConfig) -> None:
     """Run until a signal ends it. Raises :class:`OperatorError` when it cannot start."""
     configure(config.log, "server")
-    trio.run(partial(_main, config), strict_exception_groups=True)
+    if trio.run(partial(_main, config), strict_exception_groups=True):
+        # The same process, so that whoever started it keeps it in sight; what is on the disk by now is what runs. A
+        # signal that comes before that listens for signals must not end it.
+        for number in (signal.SIGUSR2, signal.SIGHUP):
+            signal.signal(number, signal.SIG_IGN)
+        os.execv(sys.executable, sys.orig_argv)  # noqa: S606
 
 
-async def _main(config: ServerConfig) -> None:
+async def _main(config: ServerConfig) -> bool:
+    """Whether another control plane is to take this one's place."""
     with held(Path(config.state_dir), "server"), first_error():
         async with SqliteStore(Path(config.state_dir) / "llmgw.db") as store:
-            await Server(config, store, store.identities).run()
+            server = Server(config, store, store.identities)
+            await server.run()
+            return server.hands_over
+    raise AssertionError("an error that nobody raised")
 
 
 class Server:
@@ -72,9 +82,13 @@ class Server:
         self._reload = trio.Event()
         self._signal = ""
         self._table = Table()
+        self.hands_over = False
 
     async def run(self) -> None:
-        """Start everything, serve until SIGTERM or SIGINT, then stop everything."""
+        """Start everything, serve until SIGTERM or SIGINT, then stop everything.
+
+        After SIGUSR2 the router's workers are left as they are: ``hands_over`` says so then.
+        """
         settings_file = SettingsFile(Path(self._config.settings), self._store)
         settings, revision = await settings_file.load(time.time(), "read at the start")
         control_plane = settings.needs_control_plane
@@ -87,7 +101,7 @@ class Server:
         started = time.time()
         metrics = ControlPlaneMetrics()
         cluster = await remembered(self._store, settings, started, lambda: reconciler.wake())
-        router = RouterWorker(Path(self._config.state_dir), self._config.router, self._config.log)
+        router = RouterWorkers(Path(self._config.state_dir), self._config.router, self._config.log)
         keys = KeyBook(SqliteKeys(self._store), router, Path(self._config.state_dir) / COUNTS_FOLDER, time.time)
         await keys.load()
         router.serve_keys(keys)
@@ -148,14 +162,15 @@ class Server:
                     )
                     await self._stopping.wait()
                     control.cancel_scope.cancel(reason=self._signal)
-                with self._step("router drained"):
-                    with trio.move_on_after(self._config.router.drain_s + _KILL_MARGIN_S):
-                        await router.drain(self._config.router.drain_s)
+                if not self.hands_over:
+                    with self._step("router drained"):
+                        with trio.move_on_after(self._config.router.drain_s + _KILL_MARGIN_S):
+                            await router.drain(self._config.router.drain_s)
                 services.cancel_scope.cancel(reason=self._signal)
             root.cancel_scope.cancel(reason=self._signal)
         self._log.info("stopped", signal=self._signal)
 
-    def _route(self, cluster: Cluster, router: RouterWorker) -> None:
+    def _route(self, cluster: Cluster, router: RouterWorkers) -> None:
         """Without profiles there is no reconcile pass, and what is routed is what the settings say."""
         state = cluster.state(time.time())
         self._table = table(cluster.settings, state, {}, int(cluster.started), self._table)
@@ -176,7 +191,7 @@ class Server:
         self._log.info(name, seconds=round(trio.current_time() - began, 3))
 
     async def _signals(self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
-        with trio.open_signal_receiver(signal.SIGTERM, signal.SIGINT, signal.SIGHUP) as received:
+        with trio.open_signal_receiver(signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGUSR2) as received:
             task_status.started()
             async for number in received:
                 if number == signal.SIGHUP:
@@ -186,7 +201,8 @@ class Server:
                     os._exit(1)
                 else:
                     self._signal = signal.Signals(number).name
-                    self._log.info("stopping", signal=self._signal)
+                    self.hands_over = number == signal.SIGUSR2
+                    self._log.info("starting anew" if self.hands_over else "stopping", signal=self._signal)
                     self._stopping.set()
 
     async def _reloads(
@@ -194,7 +210,7 @@ class Server:
         file: SettingsFile,
         cluster: Cluster,
         status: Status,
-        router: RouterWorker,
+        router: RouterWorkers,
         identities: Identities | None,
     ) -> None:
         while True:

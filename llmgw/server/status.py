@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from llmgw.router.worker import RouterWorker
+from llmgw.router.workers import RouterWorkers
 from llmgw.scheduler.brake import brake
 from llmgw.scheduler.explain import Unplaced
 from llmgw.scheduler.state import ClusterState
@@ -13,7 +13,7 @@ from llmgw.server.keys import KeyBook
 from llmgw.settings.document import Auth, Settings
 from llmgw.store.api import Store, StoredDecision
 from llmgw.telemetry.metrics import ControlPlaneMetrics
-from llmgw.web.source import Identity, RouterStatus
+from llmgw.web.source import Identity, RouterProcess, RouterStatus
 
 
 class Status:
@@ -23,7 +23,7 @@ class Status:
         self,
         cluster: Cluster,
         store: Store,
-        router: RouterWorker,
+        router: RouterWorkers,
         metrics: ControlPlaneMetrics,
         revision: int,
         version: str,
@@ -67,15 +67,23 @@ class Status:
         return self._cluster.unplaced
 
     def router(self) -> RouterStatus:
-        """The router's process."""
+        """The router and its processes."""
         state = self._router.state
-        streams = sum(self._router.in_flight.values())
+        workers = (RouterProcess(w.pid, w.state, w.reason, w.since, w.streams) for w in self._router.workers if w.pid)
         now = self._clock()
         rows = () if self._keys is None else self._keys.rows()
         active = sum(key.state(now) == "active" for key in rows)
         closed = self._cluster.settings.router.auth is Auth.KEYS
         return RouterStatus(
-            self._router.listen, state.state, state.reason, state.since, state.pid, streams, closed, active
+            self._router.listen,
+            state.state,
+            state.reason,
+            state.since,
+            state.pid,
+            state.streams,
+            closed,
+            active,
+            tuple(workers),
         )
 
     async def decisions(self, limit: int, about: str | None = None) -> tuple[StoredDecision, ...]:

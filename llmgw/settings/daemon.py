@@ -60,11 +60,47 @@ class TlsFiles:
 
 
 @frozen
+class RouterTls:
+    """The router's own identity towards clients: certificate chain and key, in PEM files."""
+
+    certificate: str
+    key: str
+
+
+@frozen
+class Cors:
+    """Which web pages may use the router from a browser: their origins (``https://chat.example.org``), or ``*``."""
+
+    origins: tuple[str, ...] = ()
+
+
+@frozen
+class Tracing:
+    """Where spans of requests go: ``endpoint`` takes OTLP over HTTP. ``share`` of the requests that no caller traces
+    already become spans."""
+
+    endpoint: str
+    share: float = 1.0
+
+
+MOST_WORKERS = 8
+
+
+@frozen
 class RouterListener:
-    """Where clients connect. On SIGTERM streams in flight get ``drain_s`` to finish."""
+    """Where clients connect. On SIGTERM streams in flight get ``drain_s`` to finish.
+
+    ``workers`` is the number of processes; ``None`` is one a core, up to 4. With ``access_log`` each request is a line
+    of the log, at level info.
+    """
 
     listen: Address = Address("127.0.0.1", 8000)
     drain_s: float = 30.0
+    workers: int | None = None
+    tls: RouterTls | None = None
+    cors: Cors = Cors()
+    access_log: bool = False
+    tracing: Tracing | None = None
 
 
 @frozen

@@ -14,7 +14,15 @@ from llmgw.hardware.fabric import FabricRule
 from llmgw.settings import yaml
 from llmgw.settings.catalog import EngineKind, Model, Profile
 from llmgw.settings.convert import WrongValue, shown, strict_converter
-from llmgw.settings.daemon import Address, AgentConfig, EngineInstall, LinkListener, ServerConfig, TlsFiles
+from llmgw.settings.daemon import (
+    Address,
+    AgentConfig,
+    EngineInstall,
+    LinkListener,
+    RouterTls,
+    ServerConfig,
+    TlsFiles,
+)
 from llmgw.settings.document import Settings
 from llmgw.settings.faults import ConfigError, ConfigFault, Path, nearest
 from llmgw.settings.paths import resolve
@@ -181,6 +189,7 @@ def load_server(text: str, file: str, folder: str) -> ServerConfig:
         config,
         state_dir=resolve(config.state_dir, folder),
         settings=resolve(config.settings, folder),
+        router=attrs.evolve(config.router, tls=_router_tls(config.router.tls, folder)),
         link=None if config.link is None else _link(config.link, folder),
     )
     for path, problem, hint in server_faults(config):
@@ -196,6 +205,10 @@ def _link(link: LinkListener, folder: str) -> LinkListener:
         tls=_tls(link.tls, folder),
         issuing=None if issuing is None else attrs.evolve(issuing, ca=resolve(issuing.ca, folder)),
     )
+
+
+def _router_tls(files: RouterTls | None, folder: str) -> RouterTls | None:
+    return None if files is None else RouterTls(resolve(files.certificate, folder), resolve(files.key, folder))
 
 
 def _tls(files: TlsFiles, folder: str) -> TlsFiles:

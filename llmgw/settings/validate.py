@@ -15,7 +15,14 @@ import attrs
 from llmgw.hardware.fabric import FabricRule
 from llmgw.hardware.gpu import compute_capability
 from llmgw.settings.catalog import EngineKind, Model, Profile, Routing
-from llmgw.settings.daemon import Address, AgentConfig, LinkListener, ServerConfig
+from llmgw.settings.daemon import (
+    MOST_WORKERS,
+    Address,
+    AgentConfig,
+    LinkListener,
+    RouterListener,
+    ServerConfig,
+)
 from llmgw.settings.document import Liveness, RouterSettings, Settings, WeightsRules
 from llmgw.settings.faults import Path
 from llmgw.settings.memory import memory_faults
@@ -35,6 +42,7 @@ from llmgw.settings.sources import PREFIX, allowed, hub_source, is_rule
 _ADAPTER = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,63}(?::[0-9]{1,3})?")
 NODE_ID = re.compile(r"[A-Za-z0-9](?:[A-Za-z0-9._-]{0,62}[A-Za-z0-9])?")
 _TRUST_DOMAIN = re.compile(r"[a-z0-9](?:[a-z0-9._-]{0,253}[a-z0-9])?")
+_ORIGIN = re.compile(r"[a-z][a-z0-9+.-]*://[A-Za-z0-9.\[\]:_-]+")
 _LARGEST_BODY = 1024 * 1024 * 1024
 _MEDIA_HOST = re.compile(r"\.?[A-Za-z0-9-]+(?:\.[A-Za-z0-9-]+)*|[0-9A-Fa-f:]+")
 
@@ -308,8 +316,23 @@ def server_faults(config: ServerConfig) -> Iterator[Rule]:
         if address in taken:
             yield (name, "listen"), f"{address} is also {taken[address]}'s", "give each listener an address of its own"
         taken[address] = name
-    if config.router.drain_s < 0:
-        yield ("router", "drain_s"), f"expected at least 0 seconds, found {config.router.drain_s:g}", ""
+    yield from _at(("router",), _router_listener(config.router))
+
+
+def _router_listener(router: RouterListener) -> Iterator[Rule]:
+    if router.drain_s < 0:
+        yield ("drain_s",), f"expected at least 0 seconds, found {router.drain_s:g}", ""
+    if router.workers is not None and not 1 <= router.workers <= MOST_WORKERS:
+        yield ("workers",), f"expected 1 to {MOST_WORKERS}, found {router.workers}", "leave it out for one a core"
+    for index, origin in enumerate(router.cors.origins):
+        if origin != "*" and not _ORIGIN.fullmatch(origin):
+            hint = "an origin is scheme, host and port, without a path: https://chat.example.org"
+            yield ("cors", "origins", index), f"{origin!r} is no origin", hint
+    tracing = router.tracing
+    if tracing is not None and not tracing.endpoint.startswith(("http://", "https://")):
+        yield ("tracing", "endpoint"), f"{tracing.endpoint!r} is no http address", "http://localhost:4318/v1/traces"
+    if tracing is not None and not 0 <= tracing.share <= 1:
+        yield ("tracing", "share"), f"expected 0 to 1, found {tracing.share:g}", ""
 
 
 def _link(link: LinkListener) -> Iterator[Rule]:

@@ -13,8 +13,19 @@ from llmgw.store.api import StoredDecision
 
 
 @frozen
+class RouterProcess:
+    """One worker process of the router, and the requests that it has in flight. ``since`` in epoch seconds."""
+
+    pid: int
+    state: str
+    reason: str
+    since: float
+    streams: int
+
+
+@frozen
 class RouterStatus:
-    """The router's worker process: where it listens, and whether it is there. ``since`` in epoch seconds.
+    """The router: where it listens, and whether it is there. ``since`` in epoch seconds, ``pid`` its oldest worker's.
 
     ``keys`` says whether it wants an API key of its clients, ``active_keys`` how many would do.
     """
@@ -27,6 +38,7 @@ class RouterStatus:
     streams: int
     keys: bool = False
     active_keys: int = 0
+    workers: tuple[RouterProcess, ...] = ()
 
 
 @frozen

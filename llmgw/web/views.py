@@ -6,6 +6,8 @@ from collections import Counter
 from collections.abc import Iterable
 from typing import Any
 
+import attrs
+
 from llmgw.hardware.health import stranger
 from llmgw.hardware.inventory import Device, Fault, Inventory
 from llmgw.scheduler.brake import HELD, brake
@@ -315,6 +317,7 @@ def status_view(
             "streams": router.streams,
             "keys": router.keys,
             "active_keys": router.active_keys,
+            "workers": [attrs.asdict(worker) for worker in router.workers],
         },
         "nodes": {s.value: nodes[s] for s in NodeState},
         "models": models,

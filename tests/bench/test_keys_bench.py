@@ -19,7 +19,7 @@ import trio
 from llmgw.cli.demo_files import free_ports
 from llmgw.router.counts import COUNTS_FOLDER
 from llmgw.router.table import Endpoint, Route, Table
-from llmgw.router.worker import RouterWorker
+from llmgw.router.workers import RouterWorkers
 from llmgw.server.keys import KeyBook
 from llmgw.settings.daemon import Address, Log, RouterListener
 from llmgw.settings.keys import KeyTerms, Limits
@@ -121,7 +121,7 @@ async def streamed(port: int, token: str) -> None:
 
 async def test_what_keys_add(engine: int, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (port,) = free_ports(1)
-    worker = RouterWorker(tmp_path, RouterListener(Address("127.0.0.1", port)), Log())
+    worker = RouterWorkers(tmp_path, RouterListener(Address("127.0.0.1", port), workers=1), Log())
     async with SqliteStore(tmp_path / "db") as store, trio.open_nursery() as nursery:
         book = KeyBook(SqliteKeys(store), worker, tmp_path / COUNTS_FOLDER, time.time)
         await book.load()

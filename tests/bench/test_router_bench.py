@@ -8,11 +8,14 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
+import ssl
 import statistics
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager
 from pathlib import Path
 
 import pytest
@@ -20,8 +23,9 @@ import trio
 
 from llmgw.cli.demo_files import fakes_dir, free_ports
 from llmgw.router.table import Endpoint, Route, Table
-from llmgw.router.worker import RouterWorker
-from llmgw.settings.daemon import Address, Log, RouterListener
+from llmgw.router.workers import RouterWorkers
+from llmgw.settings.daemon import Address, Log, RouterListener, RouterTls
+from tests.link.samples import make_pki
 
 pytestmark = pytest.mark.bench
 
@@ -48,12 +52,21 @@ def engine() -> Iterator[int]:
         process.wait()
 
 
-async def plain(port: int) -> float:
+@asynccontextmanager
+async def connected(port: int, tls: ssl.SSLContext | None) -> AsyncIterator[trio.abc.Stream]:
+    stream: trio.abc.Stream = await trio.open_tcp_stream("127.0.0.1", port)
+    if tls is not None:
+        stream = trio.SSLStream(stream, tls, server_hostname="localhost", https_compatible=True)
+    async with stream:
+        yield stream
+
+
+async def plain(port: int, tls: ssl.SSLContext | None = None) -> float:
     """Requests a second over kept connections."""
     request, each = post({"max_tokens": 1}), REQUESTS // CONNECTIONS
 
     async def client() -> None:
-        async with await trio.open_tcp_stream("127.0.0.1", port) as stream:
+        async with connected(port, tls) as stream:
             for _ in range(each):
                 await stream.send_all(request)
                 data = b""
@@ -69,12 +82,12 @@ async def plain(port: int) -> float:
     return each * CONNECTIONS / (time.perf_counter() - began)
 
 
-async def streamed(port: int) -> float:
+async def streamed(port: int, tls: ssl.SSLContext | None = None) -> float:
     """Chunks a second over several streams."""
     request = post({"max_tokens": TOKENS, "stream": True})
 
     async def client() -> None:
-        async with await trio.open_tcp_stream("127.0.0.1", port) as stream:
+        async with connected(port, tls) as stream:
             await stream.send_all(request)
             tail = b""
             while not tail.endswith(b"0\r\n\r\n"):
@@ -117,7 +130,7 @@ async def test_what_the_router_adds(engine: int, tmp_path: Path, capsys: pytest.
                 break
             except OSError:
                 await trio.sleep(0.05)
-    worker = RouterWorker(tmp_path, RouterListener(Address("127.0.0.1", port)), Log())
+    worker = RouterWorkers(tmp_path, RouterListener(Address("127.0.0.1", port), workers=1), Log())
     async with trio.open_nursery() as nursery:
         await nursery.start(worker.run)
         worker.push(Table(1, (Route("m", (Endpoint("e", "127.0.0.1", engine),)),)))
@@ -139,5 +152,50 @@ async def test_what_the_router_adds(engine: int, tmp_path: Path, capsys: pytest.
             )
         await worker.drain(1)
         nursery.cancel_scope.cancel()
+    with capsys.disabled():
+        print("\n" + "\n".join(rows))
+
+
+async def test_what_tls_and_a_second_worker_cost(
+    engine: int, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    pki = make_pki(tmp_path)
+    files = RouterTls(str(tmp_path / "cert.pem"), str(tmp_path / "key.pem"))
+    shutil.copy(pki.server.certificate, files.certificate)
+    shutil.copy(pki.server.key, files.key)
+    os.chmod(files.key, 0o600)
+    trusting = ssl.create_default_context(cafile=pki.server.ca)
+    trusting.verify_flags |= ssl.VerifyFlags.VERIFY_X509_PARTIAL_CHAIN
+
+    async def handshakes(port: int, tls: ssl.SSLContext | None) -> float:
+        began = time.perf_counter()
+        for _ in range(200):
+            async with connected(port, tls) as stream:
+                await stream.send_all(b"GET /healthz HTTP/1.1\r\nhost: b\r\nconnection: close\r\n\r\n")
+                assert await stream.receive_some()
+        return 200 / (time.perf_counter() - began)
+
+    rows = []
+    for name, workers, tls in (("one worker", 1, None), ("two workers", 2, None), ("one worker, TLS", 1, files)):
+        (port,) = free_ports(1)
+        folder = tmp_path / name
+        folder.mkdir(mode=0o700)
+        router = RouterWorkers(folder, RouterListener(Address("127.0.0.1", port), workers=workers, tls=tls), Log())
+        context = None if tls is None else trusting
+        async with trio.open_nursery() as nursery:
+            await nursery.start(router.run)
+            router.push(Table(1, (Route("m", (Endpoint("e", "127.0.0.1", engine),)),)))
+            await trio.sleep(0.5)
+            pids = [w.pid for w in router.workers if w.pid is not None]
+            for what, measure, amount in (
+                ("request", plain, REQUESTS), ("chunk", streamed, TOKENS * STREAMS), ("connection", handshakes, 200),
+            ):  # fmt: skip
+                before, rate = sum(map(cpu_s, pids)), 0.0
+                for _ in range(3):
+                    rate = max(rate, await measure(port, context))
+                used = (sum(map(cpu_s, pids)) - before) / 3 / amount * 1e6
+                rows.append(f"{name:>16} {what:>10}  {rate:>9.0f} a second, router CPU {used:6.1f} µs each")
+            await router.drain(1)
+            nursery.cancel_scope.cancel()
     with capsys.disabled():
         print("\n" + "\n".join(rows))

@@ -66,6 +66,33 @@ def test_control_plane_killed_mid_stream_and_restarted(system: System) -> None:
     assert system.run.api("status")["epoch"] > epoch
 
 
+def test_the_control_plane_starts_anew_in_place(system: System) -> None:
+    """SIGUSR2, twice: with nothing changed the router is adopted, with another setup its worker is replaced."""
+    expected = system.whole(150)
+    engines, router = system.pids(), router_pid(system)
+    status = system.run.api("status")
+    stream = system.stream(150)
+    assert system.run.server is not None
+    system.run.server.send_signal(signal.SIGUSR2)
+    system.until("the next epoch", lambda: (system.run.api("status") or status)["epoch"] > status["epoch"])
+    assert router_pid(system) == router
+    system.demo.server_yaml.write_text(system.demo.server_yaml.read_text().replace("workers: 1", "access_log: true"))
+    epoch = system.run.api("status")["epoch"]
+    system.run.server.send_signal(signal.SIGUSR2)
+
+    def replaced() -> bool:
+        found = system.run.api("status")
+        workers = [w for w in found["router"]["workers"] if w["state"] == "serving"] if found else []
+        return bool(workers) and found["epoch"] > epoch and router not in [w["pid"] for w in workers]
+
+    system.until("the worker to be replaced", replaced)
+    assert system.whole(5)
+    assert stream.result() == expected
+    system.until("the agent to be back", lambda: system.run.node_state() == "connected" and system.run.all_ready())
+    assert system.pids() == engines
+    assert system.run.server.poll() is None, "the same process all along"
+
+
 def test_server_drains_on_sigterm(system: System) -> None:
     expected = system.whole(30)
     stream = system.stream(30)

@@ -118,7 +118,7 @@ def test_what_was_granted_outlives_every_worker_of_this_boot(tmp_path: Path) -> 
     cells, base = second.cells(1)
     assert cells[base + 1] == 1, "a request in the window"
     second.close()
-    with (tmp_path / "limits-1").open("r+b") as file:
+    with (tmp_path / "limits-2").open("r+b") as file:
         file.write(b"\1" * 8)  # as another boot left it
     third = SharedCounts(tmp_path)
     cells, base = third.cells(1)
@@ -131,14 +131,14 @@ def test_more_keys_than_there_was_room_for(tmp_path: Path) -> None:
     assert isinstance(reserve(one, slot=5000, concurrent=1), Grant)
     assert not isinstance(reserve(other, slot=5000, concurrent=1), Grant)
     assert isinstance(reserve(one, slot=1), Grant), "the first ones are where they were"
-    assert (tmp_path / "limits-1").stat().st_size % (1024 * 1024) == 0
+    assert (tmp_path / "limits-2").stat().st_size % (1024 * 1024) == 0
     one.close()
     other.close()
 
 
 def test_more_workers_than_lanes(tmp_path: Path) -> None:
     there = [SharedCounts(tmp_path) for _ in range(LANES)]
-    with pytest.raises(OperatorError, match="8 router workers count there already"):
+    with pytest.raises(OperatorError, match="16 router workers count there already"):
         SharedCounts(tmp_path)
     there.pop().close()
     SharedCounts(tmp_path).close()

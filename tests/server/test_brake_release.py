@@ -12,7 +12,7 @@ import pytest
 import trio
 
 from llmgw.router.table import Table
-from llmgw.router.worker import RouterWorker
+from llmgw.router.workers import RouterWorkers
 from llmgw.scheduler.explain import DecisionKind
 from llmgw.scheduler.state import NodeState, ShardState
 from llmgw.server.agents import Agents
@@ -42,7 +42,7 @@ class Plane:
         self.metrics = ControlPlaneMetrics()
         agents = Agents(cluster, store, self.clock)
         self.reconciler = Reconciler(cluster, store, agents, self.tables.append, self.clock, self.metrics, 7)
-        router = RouterWorker(folder, RouterListener(), Log())
+        router = RouterWorkers(folder, RouterListener(), Log())
         self.status = Status(cluster, store, router, self.metrics, 1, "0", self.clock)
         self.port = 0
 

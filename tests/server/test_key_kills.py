@@ -19,7 +19,7 @@ from attrs import evolve
 from llmgw.cli.demo_files import free_ports
 from llmgw.router.counts import COUNTS_FOLDER
 from llmgw.router.table import Endpoint, Route, Table
-from llmgw.router.worker import RouterWorker
+from llmgw.router.workers import RouterWorkers
 from llmgw.server.keys import KeyBook
 from llmgw.settings.daemon import Address, Log, RouterListener
 from llmgw.settings.document import Auth, RouterSettings
@@ -34,7 +34,7 @@ class Plane:
     """A control plane as far as keys go. ``dies`` ends it without a word; its router serves on."""
 
     def __init__(self, store: SqliteStore, folder: Path, port: int) -> None:
-        self.router = RouterWorker(folder, RouterListener(Address("127.0.0.1", port), 2.0), Log())
+        self.router = RouterWorkers(folder, RouterListener(Address("127.0.0.1", port), 2.0, workers=1), Log())
         self.book = KeyBook(SqliteKeys(store), self.router, folder / COUNTS_FOLDER, time.time)
         self.folder, self.port = folder, port
 
