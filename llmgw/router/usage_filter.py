@@ -125,7 +125,7 @@ class UsageFilter:
             return self._chunk(self._held) + ready
         else:
             ready, self._raw = self._raw + data[:boundary], data[boundary:]
-        if not self._held and b'"usage"' not in ready and (finished or ready.endswith((b"\n\n\r\n", b"\n\r\n\r\n"))):
+        if not self._held and b'"usage"' not in ready and _is_plain(ready, finished=finished):
             return ready
         made = self.content(_content(ready))
         if finished:
@@ -154,6 +154,14 @@ class UsageFilter:
         """What was held at the end of the stream."""
         held, self._held = self._held, b""
         return b"" if _is_usage(held) else held
+
+
+def _is_plain(chunks: bytes, *, finished: bool) -> bool:
+    """Whether each chunk ends with an event, as engines write them: else a word can stand across two of them.
+
+    A chunk has two line ends of its own, and so has the empty one at the end.
+    """
+    return chunks.count(b"\r\n") == 2 * (chunks.count(b"\n\n\r\n") + finished)
 
 
 def _content(chunks: bytes) -> bytes:

@@ -55,6 +55,12 @@ def test_only_the_usage_event_goes(data: st.DataObject, end: str) -> None:
     assert through(raw, cuts) == content.replace(event(USAGE, end), b"")
 
 
+def test_chunked_at_every_byte() -> None:
+    content = event(USAGE) + event("[DONE]")
+    for at in range(1, len(content)):
+        assert through(chunked([content[:at], content[at:]]), []) == event("[DONE]"), at
+
+
 def test_cut_at_every_byte() -> None:
     content = event(WORD) + event(USAGE) + event("[DONE]")
     raw = chunked([event(WORD), event(USAGE), event("[DONE]")])
