@@ -14,7 +14,7 @@ from llmgw.settings.catalog import Model
 from llmgw.settings.document import NodeRules, Settings
 from llmgw.store.api import PassRecord
 
-from .engines import Phase
+from .engines import Engine, Phase
 
 if TYPE_CHECKING:
     from .world import World
@@ -97,17 +97,19 @@ class Watch:
     def _one_at_a_time(self, record: PassRecord, name: str) -> None:
         """What serves is taken away for an update only while nothing else of its model is still on its way."""
         row = next((r for r in record.replicas if r.id == name), None)
-        if row is None or self._phase(row) is not Phase.SERVING:
+        engine = None if row is None else self._head(row)
+        if row is None or engine is None or engine.phase is not Phase.SERVING or engine.hung:
             return
         for other in record.replicas:
             counts = other.model == row.model and other.goal is Goal.RUN and other.superseded_by is None
-            if counts and self._phase(other) in (Phase.BOOTING, Phase.LOADING, Phase.LOADED):
+            head = self._head(other) if counts else None
+            if head is not None and head.phase in (Phase.BOOTING, Phase.LOADING, Phase.LOADED):
                 self._world.fail("one at a time", f"{name} is drained for an update while {other.id} does not serve")
 
-    def _phase(self, row: Replica) -> Phase | None:
-        """Where the engine that serves for a row is, by the machine itself."""
+    def _head(self, row: Replica) -> Engine | None:
+        """The engine that serves for a row, if it lives."""
         if not row.shards:
             return None
         head = row.shards[0]
         engines = self._world.nodes[head.node].engines
-        return next((e.phase for e in engines if e.key[1:] == (head.shard, row.generation)), None)
+        return next((e for e in engines if e.key[1:] == (head.shard, row.generation)), None)
