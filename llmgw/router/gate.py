@@ -183,7 +183,10 @@ class Gate(Collector):
     def learn(self, rows: Iterable[Spent]) -> None:
         """What is written down of budgets."""
         for row in rows:
-            cells, base = self.counts.cells(row.slot)
+            try:
+                cells, base = self.counts.cells(row.slot)
+            except OSError:
+                continue  # no room for its cells: its requests are refused until there is
             self.counts.lock(row.slot)
             try:
                 limits.learn(cells, base, row)
