@@ -170,6 +170,11 @@ def learn(cells: Cells, base: int, spent: Spent) -> None:
         cells[base + _SPENT_COST] = max(cells[base + _SPENT_COST], spent.cost)
 
 
+def under_way(cells: Cells, base: int, lane: int) -> bool:
+    """Whether a worker has anything of this key under way."""
+    return cells[base + _FLIGHT + lane] != 0
+
+
 def clear_lane(cells: Cells, base: int, lane: int) -> None:
     """Forget what a worker that is gone had under way."""
     cells[base + _FLIGHT_ALL] -= cells[base + _FLIGHT + lane]
