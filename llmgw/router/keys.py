@@ -16,20 +16,21 @@ _NOBODY = "0" * 64
 class Holder:
     """A key as the worker uses it, with what can be worked out once."""
 
-    __slots__ = ("_allowed", "_matches", "key", "limited", "until")
+    __slots__ = ("_allowed", "key", "limited", "until")
 
     def __init__(self, key: ApiKey) -> None:
         self.key = key
         self.limited = key.limits.any
         self.until = 0.0 if key.revoked is not None else _NEVER if key.expires is None else key.expires
-        self._matches = matcher(key.models).fullmatch
-        self._allowed: dict[str, bool] = {}
+        self._allowed: dict[str, bool] | None = None
 
     def allows(self, model: str) -> bool:
         """Whether the key may use this model; says the same whether it exists or not."""
+        if self._allowed is None:
+            self._allowed = {}  # most keys are silent, and a table of many must be taken over quickly
         known = self._allowed.get(model)
         if known is None:
-            known = self._matches(model) is not None
+            known = matcher(self.key.models).fullmatch(model) is not None
             if len(self._allowed) < _NAMES_MOST:
                 self._allowed[model] = known
         return known

@@ -44,7 +44,7 @@ _START_S = 10.0
 _AGAIN_FIRST_S = 0.5
 _AGAIN_MOST_S = 10.0
 _KILL_S = 1.0
-_PAGE_KEYS = 500
+_PAGE_KEYS = 100
 """So many keys a message: taking one over must not hold the worker's requests up."""
 
 
