@@ -33,7 +33,8 @@ its way, closing would take the answer with it."""
 
 
 class Connection:
-    """A client. ``deadline`` is when the sweeper cuts it; ``exchange`` the request that is at an engine right now."""
+    """A client. ``deadline`` is when the sweeper cuts it; ``exchange`` the request that is at an engine right now, and
+    ``holder`` the key that it came with."""
 
     def __init__(self, peer: Peer, shared: Shared, scope: trio.CancelScope) -> None:
         self._client = peer
@@ -42,6 +43,7 @@ class Connection:
         self.deadline: float | None = None
         self.idle = True
         self.exchange: Exchange | None = None
+        self.holder: Holder | None = None
 
     def sweep(self, now: float) -> None:
         """Cut what has stood still for too long."""
@@ -222,6 +224,7 @@ class Connection:
                 await self._shared.directory.engine_of(model, found[0].hold_s)
                 found = self._shared.directory.find(model) or found
             lines = self._connection_line(head) + ticket.lines
+            self.holder = holder
             self.exchange = Exchange(self._shared, self._send, head, request_id, model, lines, ticket.filter)
             ticket.answer = self.exchange
             return await self.exchange.run(*found, ticket.body)

@@ -57,20 +57,24 @@ class KeyTable:
     def __len__(self) -> int:
         return len(self._by_id)
 
-    def apply(self, base: int, upto: int, keys: Iterable[ApiKey], *, last: bool) -> None:
-        """Take over the keys that changed after version ``base`` up to ``upto``.
+    def apply(self, base: int, upto: int, keys: Iterable[ApiKey], *, last: bool) -> frozenset[str]:
+        """Take over the keys that changed after version ``base`` up to ``upto``. Returns the ids that this revoked.
 
         Each counts only if it is newer than what is known of it, so that no late or stale copy undoes a revocation. A
         page that does not join on to what is here is used all the same and moves no version.
         """
+        gone: set[str] = set()
         for key in keys:
             known = self._by_id.get(key.id.encode())
             if known is None or known.key.version < key.version:
                 self._by_id[key.id.encode()] = Holder(key)
+                if known is not None and key.revoked is not None:
+                    gone.add(key.id)
         self._seen.clear()
         if base <= self.version:
             self.version = max(self.version, upto)
             self.complete = self.complete or last
+        return frozenset(gone)
 
     def find(self, authorization: bytes, now: float) -> Holder:
         """The key in an ``Authorization`` field. Raises :class:`KeyRefused`.

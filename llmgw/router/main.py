@@ -170,9 +170,8 @@ class Worker:
                     case UseTable(table=table):
                         self._server.use(table)
                     case Keys(base=base, upto=upto, keys=keys, last=last):
-                        held = self._server.gate.keys
-                        held.apply(base, upto, keys, last=last)
-                        self._say.append(KeysHeld(held.version))
+                        self._server.use_keys(base, upto, keys, last=last)
+                        self._say.append(KeysHeld(self._server.gate.keys.version))
                         self._wake.set()
                     case Spent(rows=rows):
                         self._server.gate.learn(rows)
@@ -188,14 +187,15 @@ class Worker:
             nursery.cancel_scope.cancel(reason="the control plane is gone")
 
     async def _say_load(self, channel: Channel, scope: trio.CancelScope) -> None:
+        self._say.clear()  # before the control plane can send anything that is to be answered
         try:
             await channel.send(self._hello())
             await channel.send(Serving())
             said: Load | None = None
             said_at = said_usage_at = 0.0
             said_usage: Batch | None = None
-            self._say.clear()
             while True:
+                self._wake = trio.Event()
                 now = trio.current_time()
                 while self._say:
                     await channel.send(self._say.pop(0))
@@ -208,7 +208,6 @@ class Worker:
                 if load != said or now - said_at > _LOAD_ANYWAY_S:
                     await channel.send(load)
                     said, said_at = load, now
-                self._wake = trio.Event()
                 with trio.move_on_after(_LOAD_EVERY_S):
                     await self._wake.wait()
         except trio.BrokenResourceError:
