@@ -245,7 +245,7 @@ def rotate(ctx: click.Context, key: str, keep_old: str, as_json: bool) -> None:
 @_as_json
 @click.pass_context
 def revoke(ctx: click.Context, key: str, yes: bool, as_json: bool) -> None:
-    """End a key for good. Requests that are under way end by themselves; the next one is refused."""
+    """End a key for good. What is under way for it is cut, and its next request refused."""
     ident = _id_of(key)
     if not yes:
         click.confirm(f"revoke {ident} for good?", abort=True)

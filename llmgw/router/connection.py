@@ -45,7 +45,8 @@ _ANSWER_TOKENS = 256
 
 
 class Connection:
-    """A client. ``deadline`` is when the sweeper cuts it; ``exchange`` the request that is at an engine right now."""
+    """A client. ``deadline`` is when the sweeper cuts it; ``exchange`` the request that is at an engine right now, and
+    ``holder`` the key that it came with."""
 
     def __init__(self, peer: Peer, shared: Shared, scope: trio.CancelScope) -> None:
         self._client = peer
@@ -54,6 +55,7 @@ class Connection:
         self.deadline: float | None = None
         self.idle = True
         self.exchange: Exchange | None = None
+        self.holder: Holder | None = None
         self.request_id = b""
         self._told: Told | None = None
         self._cors = b""
@@ -309,6 +311,7 @@ class Connection:
         with self._shared.gate.admit(holder, target.path, model, body) as ticket:
             directory.asked[model] += 1
             served = await directory.turn(served, _tenant(holder))
+            self.holder = holder
             lines = self._connection_line(head) + self._cors + ticket.lines
             self.exchange = Exchange(
                 self._shared, self._send, head, request_id, model, lines, ticket.filter, target.dialect

@@ -25,7 +25,12 @@ _GROW_BYTES = 1024 * 1024
 _FILE = "limits-2"
 """The layout is in the name: workers of another one count in a file of their own."""
 
+_BOOT, _IN_USE = 0, 1
+"""In the header: which boot the times are of, and a bit for each lane that is in use."""
+
 _PATIENCE_S = 0.05
+_BESIDE_S = 0.1
+"""Who comes beside others waits so long before its first turn: one that was alone took turns without a lock."""
 
 
 def boot_id() -> int:
@@ -78,7 +83,8 @@ class SharedCounts:
 
     def __init__(self, folder: Path) -> None:
         folder.mkdir(mode=0o700, exist_ok=True)
-        self.lane, self._lane_file = -1, -1
+        self.lane, self._lane_file, self._bit = -1, -1, 0
+        self._locked = False
         self._map: mmap.mmap | None = None
         self._cells = memoryview(b"").cast("q")
         free: list[tuple[int, int]] = []
@@ -101,25 +107,35 @@ class SharedCounts:
                 )
             self._grow(0)
             boot = boot_id()
-            if self._cells[0] != boot:
+            if self._cells[_BOOT] != boot:
                 self._cells[:] = memoryview(bytes(8 * len(self._cells))).cast("q")
-                self._cells[0] = boot
+                self._cells[_BOOT] = boot
+            in_use = self._cells[_IN_USE]
             for lane, _ in free:
                 self._forget(lane)
+                in_use &= ~(1 << lane)
             self.lane, self._lane_file = free.pop(0)
+            self._bit = 1 << self.lane
+            self._cells[_IN_USE] = in_use | self._bit
+            while free:
+                os.close(free.pop()[1])  # before the next one comes in to look for a lane
+            fcntl.flock(self._file, fcntl.LOCK_UN)
+            if in_use:
+                time.sleep(_BESIDE_S)
         except BaseException:
             os.close(self._file)
             raise
         finally:
             for _, handle in free:
                 os.close(handle)
-        fcntl.flock(self._file, fcntl.LOCK_UN)  # only now: the next one must find the lanes free that are
 
     def _forget(self, lane: int) -> None:
         for slot in range((len(self._cells) - _HEADER_CELLS) // SLOT_CELLS):
             base = _HEADER_CELLS + slot * SLOT_CELLS
-            if self._cells[base]:  # whoever counted there left the time
+            if limits.under_way(self._cells, base, lane):
+                self.lock(slot)
                 limits.clear_lane(self._cells, base, lane)
+                self.unlock(slot)
 
     def _grow(self, cells: int) -> None:
         """Map the file, with room for at least so many cells."""
@@ -151,13 +167,17 @@ class SharedCounts:
     def lock(self, slot: int) -> None:
         """No other process uses the slot's cells until :meth:`unlock`.
 
-        A process that was stopped in the middle of its turn is not waited for longer than 50 ms.
+        A worker that is alone needs no lock. One that was stopped in the middle of its turn is not waited for longer
+        than 50 ms.
         """
+        if self._cells[_IN_USE] == self._bit:
+            return
         at = (_HEADER_CELLS + slot * SLOT_CELLS) * 8
         by = 0.0
         while True:
             try:
                 fcntl.lockf(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB, 1, at)
+                self._locked = True
                 return
             except BlockingIOError:
                 now = time.monotonic()
@@ -168,12 +188,16 @@ class SharedCounts:
 
     def unlock(self, slot: int) -> None:
         """Let the others go on."""
-        fcntl.lockf(self._file, fcntl.LOCK_UN, 1, (_HEADER_CELLS + slot * SLOT_CELLS) * 8)
+        if self._locked:
+            self._locked = False
+            fcntl.lockf(self._file, fcntl.LOCK_UN, 1, (_HEADER_CELLS + slot * SLOT_CELLS) * 8)
 
     def close(self) -> None:
         """Leave; what this worker had under way is forgotten."""
         if self.lane >= 0:
+            fcntl.flock(self._file, fcntl.LOCK_EX)
             self._forget(self.lane)
+            self._cells[_IN_USE] &= ~self._bit
             self.lane = -1
             self._cells.release()
             if self._map is not None:

@@ -326,7 +326,7 @@ class Exchange:
             try:
                 end = walker.feed(data)
             except BadMessage as bad:
-                await self._break(engine, response, bad.reason, between_chunks=events is not None, sent=not send)
+                await self._break(engine, response, bad.reason, between_chunks=False, sent=not send)
             if end >= 0:
                 exact = end == len(data)
                 data = data[:end]
@@ -341,7 +341,7 @@ class Exchange:
                 return exact
             if not (data := await self._more(peer)):
                 why = self._gave_up or "ended the connection within its answer"
-                between = walker.between_chunks or events is not None
+                between = walker.between_chunks or (events is not None and not events.through)
                 await self._break(engine, response, why, between_chunks=between, sent=True)
 
     async def _relay_sized(self, peer: Peer, response: ResponseHead, head: bytes, data: bytes, engine: Engine) -> bool:

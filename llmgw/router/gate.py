@@ -92,11 +92,10 @@ class Gate(Collector):
     # What it may have.
 
     def admit(self, holder: Holder | None, path: bytes, model: str, body: bytes) -> Ticket:
-        """Reserve what a request will need. Raises :class:`ApiError` with 403 or 429; nothing is reserved then."""
-        if holder is None:
-            return Ticket(self, None, model, body)
-        self.permit(holder, model)
+        """Reserve what a permitted request will need. Raises :class:`ApiError` with 429; nothing is reserved then."""
         ticket = Ticket(self, holder, model, body)
+        if holder is None:
+            return ticket
         wish = wish_of(path, body)
         ticket.prompt = wish.prompt
         if wish.ask:
@@ -115,8 +114,9 @@ class Gate(Collector):
 
     def _cost(self, model: str, prompt: int, completion: int) -> int:
         settings = self._settings()
-        price = None if settings is None or not settings.prices else settings.prices.get(model)
-        return 0 if price is None else min(price.of(prompt, completion), TOKENS_MOST)
+        if settings is None or not settings.prices or (price := settings.prices.get(model)) is None:
+            return 0
+        return min(price.of(prompt, completion), TOKENS_MOST)
 
     def _reserve(self, holder: Holder, ticket: Ticket, wish: Wish) -> None:
         counts, key, now = self.counts, holder.key, self._clock()
@@ -143,44 +143,50 @@ class Gate(Collector):
 
     def settle(self, ticket: Ticket, *, left: bool) -> None:
         """Count a request that has ended; ``left`` when it was ended before its answer was."""
-        answer = ticket.answer
-        holder = ticket.holder
+        answer, holder, grant = ticket.answer, ticket.holder, ticket.grant
         reached = answer is not None and (answer.status > 0 or left)
-        prompt = completion = 0
+        prompt = completion = cost = 0
         estimated = False
         if answer is not None and reached and answer.status < 400:
             if answer.usage is not None:
-                prompt, completion = min(answer.usage[0], TOKENS_MOST), min(answer.usage[1], TOKENS_MOST)
+                prompt, completion = answer.usage
+                if prompt > TOKENS_MOST or completion > TOKENS_MOST:
+                    prompt, completion = min(prompt, TOKENS_MOST), min(completion, TOKENS_MOST)
             else:
                 # The engine never said: it was cut short, or it does not count.
                 estimated = True
                 prompt = ticket.prompt or prompt_guess(ticket.body)
                 if not answer.whole or answer.events:
                     completion = answer_guess(answer.passed, answer.tail, events=answer.events)
-        cost = self._cost(ticket.model, prompt, completion)
+            cost = self._cost(ticket.model, prompt, completion)
         wall = self._wall()
-        grant = ticket.grant
-        if grant is not None and holder is not None:
-            counts, key = self.counts, holder.key
-            cells, base = counts.cells(key.slot)
-            counts.lock(key.slot)
-            try:
-                limits.settle(
-                    cells, base, counts.lane, grant, key.limits, self._clock(), wall, prompt + completion, cost,
-                    counts=reached,
-                )  # fmt: skip
-            finally:
-                counts.unlock(key.slot)
+        ident = ""
+        if holder is not None:
+            key, ident = holder.key, holder.key.id
+            if grant is not None:
+                counts = self.counts
+                cells, base = counts.cells(key.slot)
+                counts.lock(key.slot)
+                try:
+                    limits.settle(
+                        cells, base, counts.lane, grant, key.limits, self._clock(), wall, prompt + completion, cost,
+                        counts=reached,
+                    )  # fmt: skip
+                finally:
+                    counts.unlock(key.slot)
         if answer is not None and reached:
+            failed = not answer.whole or answer.status >= 400
             self.book.add(
-                "" if holder is None else holder.key.id, ticket.model, int(wall // DAY_S), prompt, completion, cost,
-                failed=not answer.whole or answer.status >= 400, estimated=estimated,
-            )  # fmt: skip
+                ident, ticket.model, int(wall // DAY_S), prompt, completion, cost, failed=failed, estimated=estimated
+            )
 
     def learn(self, rows: Iterable[Spent]) -> None:
         """What is written down of budgets."""
         for row in rows:
-            cells, base = self.counts.cells(row.slot)
+            try:
+                cells, base = self.counts.cells(row.slot)
+            except OSError:
+                continue  # no room for its cells: its requests are refused until there is
             self.counts.lock(row.slot)
             try:
                 limits.learn(cells, base, row)

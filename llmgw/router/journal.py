@@ -12,6 +12,7 @@ import fcntl
 import os
 import secrets
 from collections.abc import Iterator
+from contextlib import suppress
 from functools import cache
 from pathlib import Path
 
@@ -91,7 +92,9 @@ class Journal:
             return
         self.saying = None
         if self._bytes and (not self._waiting or self._bytes > _TIDY_BYTES):
-            self._rewrite()
+            # What stays because the disk is full is known by its number, and counted once all the same.
+            with suppress(OSError):
+                self._rewrite()
 
     def needed(self) -> tuple[Batch, ...]:
         """What no control plane has, as far as this worker was told."""

@@ -16,20 +16,21 @@ _NOBODY = "0" * 64
 class Holder:
     """A key as the worker uses it, with what can be worked out once."""
 
-    __slots__ = ("_allowed", "_matches", "key", "limited", "until")
+    __slots__ = ("_allowed", "key", "limited", "until")
 
     def __init__(self, key: ApiKey) -> None:
         self.key = key
         self.limited = key.limits.any
         self.until = 0.0 if key.revoked is not None else _NEVER if key.expires is None else key.expires
-        self._matches = matcher(key.models).fullmatch
-        self._allowed: dict[str, bool] = {}
+        self._allowed: dict[str, bool] | None = None
 
     def allows(self, model: str) -> bool:
         """Whether the key may use this model; says the same whether it exists or not."""
+        if self._allowed is None:
+            self._allowed = {}  # most keys are silent, and a table of many must be taken over quickly
         known = self._allowed.get(model)
         if known is None:
-            known = self._matches(model) is not None
+            known = matcher(self.key.models).fullmatch(model) is not None
             if len(self._allowed) < _NAMES_MOST:
                 self._allowed[model] = known
         return known
@@ -56,20 +57,24 @@ class KeyTable:
     def __len__(self) -> int:
         return len(self._by_id)
 
-    def apply(self, base: int, upto: int, keys: Iterable[ApiKey], *, last: bool) -> None:
-        """Take over the keys that changed after version ``base`` up to ``upto``.
+    def apply(self, base: int, upto: int, keys: Iterable[ApiKey], *, last: bool) -> frozenset[str]:
+        """Take over the keys that changed after version ``base`` up to ``upto``. Returns the ids that this revoked.
 
         Each counts only if it is newer than what is known of it, so that no late or stale copy undoes a revocation. A
         page that does not join on to what is here is used all the same and moves no version.
         """
+        gone: set[str] = set()
         for key in keys:
             known = self._by_id.get(key.id.encode())
             if known is None or known.key.version < key.version:
                 self._by_id[key.id.encode()] = Holder(key)
+                if known is not None and key.revoked is not None:
+                    gone.add(key.id)
         self._seen.clear()
         if base <= self.version:
             self.version = max(self.version, upto)
             self.complete = self.complete or last
+        return frozenset(gone)
 
     def find(self, authorization: bytes, now: float) -> Holder:
         """The key in an ``Authorization`` field. Raises :class:`KeyRefused`.

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from functools import lru_cache
-from typing import Protocol, overload
+from typing import NamedTuple, Protocol, overload
 
 from attrs import frozen
 
@@ -21,7 +21,7 @@ SPAN_S = 2
 SPANS = 31
 SLOT_CELLS = 128
 
-_HEAD, _REQUESTS, _TOKENS, _SINCE, _SPENT_TOKENS, _SPENT_COST = range(6)
+_HEAD, _REQUESTS, _TOKENS, _SINCE, _SPENT_TOKENS, _SPENT_COST, _FLIGHT_ALL = range(7)
 _FLIGHT = 8
 _HELD_TOKENS = _FLIGHT + LANES
 _HELD_COST = _HELD_TOKENS + LANES
@@ -56,13 +56,12 @@ class Refused:
     after_s: float | None
 
 
-@frozen
-class Grant:
-    """What was reserved, and in which span."""
+class Grant(NamedTuple):
+    """What was reserved, and in which span; -1 tokens where no tokens are counted, ``held`` where there is a budget."""
 
     span: int
     tokens: int
-    cost: int
+    held: tuple[int, int] | None
 
 
 def reserve(
@@ -73,43 +72,51 @@ def reserve(
     ``now`` is on a clock that all workers share and that never goes back, ``wall`` in epoch seconds.
     """
     head = _advance(cells, base, now)
+    flight, requests = cells[base + _FLIGHT_ALL], cells[base + _REQUESTS]
     most = limits.concurrent
-    if most is not None:
-        flight = sum(cells[base + _FLIGHT : base + _FLIGHT + LANES])
-        if flight >= most:
-            return Refused("concurrent", most, flight, 1, 1.0)
+    if most is not None and flight >= most:
+        return Refused("concurrent", most, flight, 1, 1.0)
     most = limits.requests_per_minute
-    if most is not None and cells[base + _REQUESTS] >= most:
-        used = cells[base + _REQUESTS]
-        return Refused(
-            "requests", most, used, 1, _free_s(cells, base, _RING_REQUESTS, used + 1 - most, now) if most else None
-        )
+    if most is not None and requests >= most:
+        after = _free_s(cells, base, _RING_REQUESTS, requests + 1 - most, now) if most else None
+        return Refused("requests", most, requests, 1, after)
     most = limits.tokens_per_minute
-    if most is not None and cells[base + _TOKENS] + tokens > most:
-        used = cells[base + _TOKENS]
+    if most is not None and (used := cells[base + _TOKENS]) + tokens > most:
         after = None if tokens > most else _free_s(cells, base, _RING_TOKENS, used + tokens - most, now)
         return Refused("tokens", most, used, tokens, after)
+    held = None
     if limits.budget:
-        _roll(cells, base, limits.budget_period, wall)
-        for most, spent, held, asked in (
-            (limits.budget_tokens, _SPENT_TOKENS, _HELD_TOKENS, tokens),
-            (limits.budget_cost, _SPENT_COST, _HELD_COST, cost),
-        ):
-            if most is None:
-                continue
-            used = cells[base + spent] + sum(cells[base + held : base + held + LANES])
-            if used + asked > most:
-                end = period_end(limits.budget_period, wall)
-                return Refused("budget", most, used, asked, None if end is None or asked > most else end - wall)
+        if (short := _short(cells, base, limits, wall, tokens, cost)) is not None:
+            return short
+        held = tokens, cost
+        cells[base + _HELD_TOKENS + lane] += tokens
+        cells[base + _HELD_COST + lane] += cost
+    place = base + head % SPANS
+    cells[base + _FLIGHT_ALL] = flight + 1
     cells[base + _FLIGHT + lane] += 1
-    cells[base + _HELD_TOKENS + lane] += tokens
-    cells[base + _HELD_COST + lane] += cost
-    cells[base + _REQUESTS] += 1
-    cells[base + _RING_REQUESTS + head % SPANS] += 1
-    if tokens:
-        cells[base + _TOKENS] += tokens
-        cells[base + _RING_TOKENS + head % SPANS] += tokens
-    return Grant(head, tokens, cost)
+    cells[base + _REQUESTS] = requests + 1
+    cells[place + _RING_REQUESTS] += 1
+    if most is None:
+        return Grant(head, -1, held)
+    cells[base + _TOKENS] += tokens
+    cells[place + _RING_TOKENS] += tokens
+    return Grant(head, tokens, held)
+
+
+def _short(cells: Cells, base: int, limits: Limits, wall: float, tokens: int, cost: int) -> Refused | None:
+    """What of the budget does not suffice."""
+    _roll(cells, base, limits.budget_period, wall)
+    for most, spent, held, asked in (
+        (limits.budget_tokens, _SPENT_TOKENS, _HELD_TOKENS, tokens),
+        (limits.budget_cost, _SPENT_COST, _HELD_COST, cost),
+    ):
+        if most is None:
+            continue
+        used = cells[base + spent] + sum(cells[base + held : base + held + LANES])
+        if used + asked > most:
+            end = period_end(limits.budget_period, wall)
+            return Refused("budget", most, used, asked, None if end is None or asked > most else end - wall)
+    return None
 
 
 def settle(
@@ -121,18 +128,21 @@ def settle(
     What went beyond the reservation is charged where the request began or, if that is more than a minute ago, now.
     """
     head = _advance(cells, base, now)
+    cells[base + _FLIGHT_ALL] -= 1
     cells[base + _FLIGHT + lane] -= 1
-    cells[base + _HELD_TOKENS + lane] -= grant.tokens
-    cells[base + _HELD_COST + lane] -= grant.cost
+    if grant.held is not None:
+        cells[base + _HELD_TOKENS + lane] -= grant.held[0]
+        cells[base + _HELD_COST + lane] -= grant.held[1]
     if limits.budget:
         _roll(cells, base, limits.budget_period, wall)
         cells[base + _SPENT_TOKENS] += tokens
         cells[base + _SPENT_COST] += cost
-    more = tokens - grant.tokens
     inside = head - grant.span < SPANS
-    if more and (inside or more > 0):
-        cells[base + _TOKENS] += more
-        cells[base + _RING_TOKENS + (grant.span if inside else head) % SPANS] += more
+    if grant.tokens >= 0:
+        more = tokens - grant.tokens
+        if more and (inside or more > 0):
+            cells[base + _TOKENS] += more
+            cells[base + _RING_TOKENS + (grant.span if inside else head) % SPANS] += more
     if not counts and inside:
         cells[base + _REQUESTS] -= 1
         cells[base + _RING_REQUESTS + grant.span % SPANS] -= 1
@@ -160,8 +170,14 @@ def learn(cells: Cells, base: int, spent: Spent) -> None:
         cells[base + _SPENT_COST] = max(cells[base + _SPENT_COST], spent.cost)
 
 
+def under_way(cells: Cells, base: int, lane: int) -> bool:
+    """Whether a worker has anything of this key under way."""
+    return cells[base + _FLIGHT + lane] != 0
+
+
 def clear_lane(cells: Cells, base: int, lane: int) -> None:
     """Forget what a worker that is gone had under way."""
+    cells[base + _FLIGHT_ALL] -= cells[base + _FLIGHT + lane]
     cells[base + _FLIGHT + lane] = 0
     cells[base + _HELD_TOKENS + lane] = 0
     cells[base + _HELD_COST + lane] = 0

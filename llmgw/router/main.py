@@ -244,9 +244,8 @@ class Worker:
                     case Full(engines=engines):
                         self._server.directory.fill(engines)
                     case Keys(base=base, upto=upto, keys=keys, last=last):
-                        held = self._server.gate.keys
-                        held.apply(base, upto, keys, last=last)
-                        self._tell(KeysHeld(held.version))
+                        self._server.use_keys(base, upto, keys, last=last)
+                        self._tell(KeysHeld(self._server.gate.keys.version))
                     case Spent(rows=rows):
                         self._server.gate.learn(rows)
                     case UsageKept(ledger=ledger, seq=seq) if ledger == self._journal.ledger:
@@ -263,8 +262,8 @@ class Worker:
             nursery.cancel_scope.cancel(reason="the control plane is gone")
 
     async def _say_load(self, channel: Channel, scope: trio.CancelScope) -> None:
+        self._say.clear()  # before the control plane can send anything that is to be answered
         try:
-            self._say.clear()
             there = self._listener.fileno() >= 0
             await channel.send(self._hello(), along=self._listener if there else None)
             if self._accept.is_set():
@@ -273,6 +272,7 @@ class Worker:
             said_at = said_usage_at = 0.0
             said_usage: Batch | None = None
             while True:
+                self._wake = trio.Event()
                 now = trio.current_time()
                 while self._say:
                     await channel.send(self._say.pop(0))
@@ -285,7 +285,6 @@ class Worker:
                 if load != said or now - said_at > _LOAD_ANYWAY_S:
                     await channel.send(load)
                     said, said_at = load, now
-                self._wake = trio.Event()
                 with trio.move_on_after(_LOAD_EVERY_S):
                     await self._wake.wait()
         except trio.BrokenResourceError:

@@ -8,7 +8,7 @@ import resource
 import secrets
 import socket
 import ssl
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 
 import trio
 
@@ -25,6 +25,7 @@ from llmgw.router.table import Table
 from llmgw.router.tls import HANDSHAKE_S, Identity, TlsPeer
 from llmgw.settings.daemon import Address
 from llmgw.settings.document import Auth
+from llmgw.settings.keys import ApiKey
 from llmgw.telemetry.logging import logger
 
 _BACKLOG = 4096
@@ -102,6 +103,15 @@ class RouterServer:
         """Take over a routing table; it holds from the next request on."""
         self.directory.use(table)
         self._has_table = True
+
+    def use_keys(self, base: int, upto: int, keys: Iterable[ApiKey], *, last: bool) -> None:
+        """Take over keys, see :meth:`KeyTable.apply`; what is under way for one that was revoked is cut."""
+        gone = self.gate.keys.apply(base, upto, keys, last=last)
+        if gone:
+            for connection in list(self._connections):
+                holder = connection.holder
+                if connection.exchange is not None and holder is not None and holder.key.id in gone:
+                    connection.leave()
 
     def ready(self) -> str:
         """Why this worker should get no traffic; empty when it should."""

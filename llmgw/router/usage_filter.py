@@ -24,7 +24,7 @@ _MEDIA = re.compile(rb";base64,[A-Za-z0-9+/=]*")
 _MEDIA_TOKENS = 1000
 _BYTES_A_TOKEN = 4
 _LONG_BYTES = 32 * 1024
-_HELD_MOST = 1024 * 1024
+_HELD_MOST = 256 * 1024
 TOKENS_MOST = 2**40
 """More than anybody has; a number that a client or an engine made up must not overflow what counts it."""
 
@@ -101,17 +101,18 @@ class UsageFilter:
     event, is not all there yet is held until it is.
     """
 
-    __slots__ = ("_held", "_raw", "_through")
+    __slots__ = ("_held", "_raw", "through")
 
     def __init__(self) -> None:
         self._raw = b""  # the beginning of a chunk
         self._held = b""  # the beginning of an event, out of chunks that were taken apart
-        self._through = False
+        self.through = False
+        """Given up: chunks are passed on in whatever pieces they come."""
 
     def chunks(self, data: bytes, boundary: int, *, finished: bool) -> bytes:
         """Some of a chunked body. ``boundary`` is behind its last whole chunk, see :class:`ChunkWalker`; ``finished``
         says that the body ends with it. What is taken apart is chunked anew."""
-        if self._through:
+        if self.through:
             return data
         if finished or boundary == len(data):
             ready = self._raw + data if self._raw else data
@@ -120,7 +121,7 @@ class UsageFilter:
             self._raw += data
             if len(self._raw) <= _HELD_MOST:
                 return b""
-            self._through = True  # whatever this is, it is no event of an answer
+            self.through = True  # whatever this is, it is no event of an answer
             ready, self._raw = self._raw, b""
             return self._chunk(self._held) + ready
         else:

@@ -36,7 +36,7 @@ from llmgw.settings.usage import UsageRow
 from llmgw.telemetry.logging import logger
 
 _KILL_S = 1.0
-_PAGE_KEYS = 500
+_PAGE_KEYS = 100
 """So many keys a message: taking one over must not hold the worker's requests up."""
 
 _log = logger("router")

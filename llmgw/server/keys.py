@@ -79,7 +79,7 @@ class KeyBook:
             await trio.sleep(_COLLECT_EVERY_S)
             try:
                 await self._collect()
-            except OperatorError as failed:
+            except (OperatorError, OSError) as failed:
                 self._log.error("usage of a dead worker cannot be kept yet", error=str(failed))
 
     # What the router asks for.

@@ -10,6 +10,7 @@ import hashlib
 import re
 from datetime import UTC, datetime, timedelta
 from enum import StrEnum
+from functools import lru_cache
 
 from attrs import frozen
 
@@ -144,6 +145,7 @@ def is_pattern(text: str) -> bool:
     return _PATTERN.fullmatch(text) is not None
 
 
+@lru_cache(1024)
 def matcher(patterns: tuple[str, ...]) -> re.Pattern[str]:
     """One expression for all of a key's patterns; use its ``fullmatch``."""
     return re.compile("|".join(re.escape(p).replace(r"\*", ".*") for p in patterns) or r"(?!)")

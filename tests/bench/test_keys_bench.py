@@ -25,11 +25,10 @@ from llmgw.settings.daemon import Address, Log, RouterListener
 from llmgw.settings.keys import KeyTerms, Limits
 from llmgw.store.keys import SqliteKeys
 from llmgw.store.sqlite import SqliteStore
-from tests.bench.test_router_bench import cpu_s
 
 pytestmark = pytest.mark.bench
 
-CONNECTIONS, REQUESTS, STREAMS, CHUNKS, TURNS = 8, 4000, 8, 2000, 5
+CONNECTIONS, REQUESTS, STREAMS, CHUNKS, TURNS = 8, 4000, 8, 2000, 8
 
 ENGINE = """
 import socket, sys, threading
@@ -64,6 +63,11 @@ listener = socket.create_server(("127.0.0.1", int(sys.argv[1])), backlog=64)
 while True:
     threading.Thread(target=serve, args=(listener.accept()[0],), daemon=True).start()
 """.replace("CHUNKS", str(CHUNKS))
+
+
+def cpu_s(pid: int) -> float:
+    """Of its one thread, to the nanosecond (proc_pid_schedstat(5)); ticks would be too coarse."""
+    return int(Path(f"/proc/{pid}/schedstat").read_text().split()[0]) / 1e9
 
 
 def post(token: str, body: dict[str, object]) -> bytes:
@@ -130,8 +134,9 @@ async def test_what_keys_add(engine: int, tmp_path: Path, capsys: pytest.Capture
         worker.push(Table(1, (Route("m", (Endpoint("e", "127.0.0.1", engine),)),)))
         big = 10**9
         _, free, _ = await book.create(KeyTerms(), "bench")
+        _, rate, _ = await book.create(KeyTerms(limits=Limits(big)), "bench")
         _, limited, _ = await book.create(KeyTerms(limits=Limits(big, big, 1000, big * 1000, big * 1000)), "bench")
-        ways = (("no key", ""), ("a key", free), ("every limit", limited))
+        ways = (("no key", ""), ("a key", free), ("and a rate", rate), ("every limit", limited))
         pid = worker.state.pid
         assert pid is not None
         lines = []

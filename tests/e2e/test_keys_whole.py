@@ -127,3 +127,25 @@ def test_from_an_open_router_to_one_with_keys_and_through_kills(system: System) 
     assert rotated["token"] not in logs
     wrong = llmgw("ctl", "--config", str(system.demo.server_yaml), "keys", "set", "nope", "--rpm", "x")
     assert (wrong.returncode, "is not a number" in wrong.stderr) == (2, True)
+
+
+def test_a_router_alone_is_closed_by_a_reload(prepared: System) -> None:
+    settings, server = prepared.demo.folder / "settings.yaml", prepared.demo.server_yaml
+    text = server.read_text()
+    server.write_text(text[: text.index("link:")] + text[text.index("log:") :])
+    served = "models: {elsewhere: {endpoints: ['http://127.0.0.1:9']}}\n"
+    settings.write_text(served)
+    prepared.run.start_server()
+    prepared.until("the table", lambda: [m.id for m in client(prepared, "sk-any").models.list()] == ["elsewhere"])
+    settings.write_text(served + "router: {auth: keys}\n")
+    assert prepared.run.server is not None
+    prepared.run.server.send_signal(signal.SIGHUP)
+
+    def closed() -> bool:
+        try:
+            client(prepared, "sk-any").models.list()
+        except openai.AuthenticationError:
+            return True
+        return False
+
+    prepared.until("the router to want keys", closed)

@@ -40,28 +40,63 @@ sys.stdin.readline()
 """
 
 
+def start(folder: Path, limit: int, each: int) -> subprocess.Popen[str]:
+    process = subprocess.Popen([sys.executable, "-c", WORKER, str(folder), str(limit), str(each)],
+                               stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)  # fmt: skip
+    assert process.stdout is not None
+    assert process.stdin is not None
+    return process
+
+
+def go(process: subprocess.Popen[str]) -> None:
+    assert process.stdout.readline() == "there\n"  # type: ignore[union-attr]
+    process.stdin.write("go\n")  # type: ignore[union-attr]
+    process.stdin.flush()  # type: ignore[union-attr]
+
+
 def test_workers_together_grant_exactly_the_limit(tmp_path: Path) -> None:
-    limit, workers, each = 3000, 3, 2000
-    started = [
-        subprocess.Popen([sys.executable, "-c", WORKER, str(tmp_path), str(limit), str(each)],
-                         stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
-        for _ in range(workers)
-    ]  # fmt: skip
+    """One of them is there first, alone and so without a lock, and is joined by the others in the middle of its work."""
+    limit, each = 60_000, 40_000
+    first = start(tmp_path, limit, each)
+    started = [first]
     try:
-        for process in started:
-            assert process.stdout is not None
-            assert process.stdin is not None
-            assert process.stdout.readline() == "there\n"
-        for process in started:
-            process.stdin.write("go\n")  # type: ignore[union-attr]
-            process.stdin.flush()  # type: ignore[union-attr]
+        go(first)
+        started += [start(tmp_path, limit, each) for _ in range(2)]
+        for process in started[1:]:
+            go(process)
         granted = [int(process.stdout.readline()) for process in started]  # type: ignore[union-attr]
         assert sum(granted) == limit
-        assert sum(bool(n) for n in granted) > 1, "they were at it together"
+        assert sum(bool(n) for n in granted) > 1
     finally:
         for process in started:
             process.kill()
             process.communicate()
+
+
+def test_who_is_alone_knows_it(tmp_path: Path) -> None:
+    def locks(counts: SharedCounts) -> bool:
+        counts.lock(1)
+        locked = counts._locked
+        counts.unlock(1)
+        assert not counts._locked
+        return locked
+
+    one = SharedCounts(tmp_path)
+    assert not locks(one)
+    other = SharedCounts(tmp_path)
+    assert locks(one)
+    assert locks(other)
+    one.close()
+    assert not locks(other)
+    process = start(tmp_path, 1, 0)
+    assert process.stdout is not None
+    process.stdout.readline()
+    process.kill()
+    process.communicate()
+    assert locks(other), "nobody said that it is gone"
+    SharedCounts(tmp_path).close()
+    assert not locks(other)
+    other.close()
 
 
 def reserve(counts: SharedCounts, slot: int = 1, concurrent: int = 2) -> object:

@@ -134,6 +134,25 @@ async def test_revoked_from_one_request_to_the_next() -> None:
         assert await refusal(client, AUTH) == (401, "invalid_api_key")
 
 
+async def test_what_is_under_way_for_a_revoked_key_is_cut_and_nothing_else() -> None:
+    async with closed(words_and_silence) as it, it.client() as client, it.client() as other:
+        token = token_of("b" * 12, "s" * 40)
+        second = ApiKey("b" * 12, 2, 2, digest_of(token.encode()), 0.0)
+        it.server.use_keys(1, 2, (second,), last=True)
+        for who, fields in ((client, AUTH), (other, b"x-api-key: " + token.encode() + b"\r\n")):
+            await who.post(STREAM, fields=fields)
+            while who.buffer.count(WORD) < 8:
+                who.buffer += await who.stream.receive_some()
+        it.server.use_keys(2, 3, (key(3, owner="new"),), last=True)
+        assert cells(it)[2] == 1, "another change cuts nothing"
+        it.server.use_keys(3, 4, (key(4, revoked=1.0),), last=True)
+        with trio.fail_after(2):
+            assert b"0\r\n\r\n" not in await client.rest(), "it does not look complete"
+            await it.engines[0].left.wait()
+        assert (await settled(it))[0] == 1
+        assert it.server.directory.outstanding() == {"e0": 1}, "the other's goes on"
+
+
 async def test_as_long_as_nobody_can_be_told_apart_nobody_is_let_in_nor_wrong() -> None:
     async with router(e.answers, auth=Auth.KEYS) as it, it.client() as client:
         assert it.server.ready() == "no API keys yet"

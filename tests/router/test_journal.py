@@ -74,6 +74,9 @@ def test_a_full_disk_is_said_and_forgets_nothing(tmp_path: Path) -> None:
     with pytest.raises(OSError):
         journal.add((row(5),))
     assert journal.next() == Batch(1, (row(5),))
+    journal._bytes = 1  # as if something had been written before
+    journal.kept(1)
+    assert journal.next() is None
 
 
 def test_a_book_gives_its_sums_once() -> None:

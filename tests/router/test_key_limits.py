@@ -76,7 +76,8 @@ class Shared(RuleBasedStateMachine):
         self.wall += days * 86400
 
     def held(self) -> tuple[int, int]:
-        return sum(r.grant.tokens for r in self.open), sum(r.grant.cost for r in self.open)
+        held = [r.grant.held for r in self.open if r.grant.held is not None]
+        return sum(tokens for tokens, _ in held), sum(cost for _, cost in held)
 
     def roll(self) -> None:
         since = period_start(self.limits.budget_period, self.wall)
@@ -99,7 +100,7 @@ class Shared(RuleBasedStateMachine):
         old = sum(r.counts for r in self.all if r.at // rules.SPAN_S > first)
         assert self.cells[BASE + 1] == old + granted
         charged = sum(c.tokens for c in self.charges if c.at // rules.SPAN_S > first)
-        assert self.cells[BASE + 2] == charged + granted * tokens
+        assert self.cells[BASE + 2] == charged + (granted and most.tokens_per_minute is not None) * tokens
         held_tokens, held_cost = self.held()
         if isinstance(found, Refused):
             self.refused(found, before, tokens, cost)
@@ -107,7 +108,8 @@ class Shared(RuleBasedStateMachine):
         request = Request(lane, self.now, found, tokens, cost)
         self.open.append(request)
         self.all.append(request)
-        self.charges.append(Charge(self.now, tokens, request))
+        if most.tokens_per_minute is not None:
+            self.charges.append(Charge(self.now, tokens, request))
         requests, in_window = self.window(60)
         assert most.requests_per_minute is None or requests <= most.requests_per_minute
         assert most.tokens_per_minute is None or in_window <= most.tokens_per_minute
@@ -162,7 +164,7 @@ class Shared(RuleBasedStateMachine):
                 if charge.request is request:
                     charge.tokens = used
             request.counts = counts
-        elif used > request.grant.tokens:
+        elif used > request.grant.tokens >= 0:
             self.charges.append(Charge(self.now, used - request.grant.tokens))
 
     @rule(lane=st.integers(0, LANES - 1))
@@ -192,6 +194,7 @@ class Shared(RuleBasedStateMachine):
         """What is reserved is exactly what is open, so every reservation was settled exactly once."""
         flight = self.cells[BASE + 8 : BASE + 8 + LANES]
         assert flight == [sum(r.lane == lane for r in self.open) for lane in range(LANES)]
+        assert self.cells[BASE + 6] == len(self.open)
         held_tokens, held_cost = self.held()
         assert sum(self.cells[BASE + 8 + LANES : BASE + 8 + 2 * LANES]) == held_tokens
         assert sum(self.cells[BASE + 8 + 2 * LANES : BASE + 8 + 3 * LANES]) == held_cost

@@ -23,8 +23,8 @@ from llmgw.router.workers import RouterWorkers
 from llmgw.server.keys import KeyBook
 from llmgw.settings.daemon import Address, Log, RouterListener
 from llmgw.settings.document import Auth, RouterSettings
-from llmgw.settings.keys import KeyTerms, Limits
-from llmgw.store.keys import SqliteKeys
+from llmgw.settings.keys import ApiKey, KeyTerms, Limits, digest_of, token_of
+from llmgw.store.keys import KeyEvent, SqliteKeys
 from llmgw.store.sqlite import SqliteStore
 from tests.router import engines as e
 from tests.router.engines import ScriptedEngine, Visit
@@ -257,6 +257,26 @@ async def test_a_stale_store_undoes_no_revocation(tmp_path: Path) -> None:
             assert it.book.row(key.id).revoked is None
             await trio.sleep(0.5)
             assert await ask(port, token) == [401]
+            await end(it)
+
+
+async def test_more_keys_than_a_page(tmp_path: Path) -> None:
+    (port,) = free_ports(1)
+    tokens = [token_of(f"{chr(97 + n // 26) * 11}{chr(97 + n % 26)}", "s" * 40) for n in range(250)]
+    async with SqliteStore(tmp_path / "db") as store:
+        for token in tokens:
+            ident = token.split("_")[1]
+            key = ApiKey(ident, 0, 0, digest_of(token.encode()), 0.0)
+            await SqliteKeys(store).add_key(key, KeyEvent(0.0, ident, "created", "me", ""))
+    async with engine_of() as engine:
+        async with plane(tmp_path, port, engine) as it:
+            assert await it.router.keys_in_force(250, 3.0)
+            for token in (tokens[0], tokens[99], tokens[100], tokens[249]):
+                assert await ask(port, token) == [200]
+        async with plane(tmp_path, port, engine) as it:
+            assert it.router.keys_held == 250, "what the worker has is not sent again"
+            await it.book.revoke(tokens[100].split("_")[1], "me")
+            assert [await ask(port, token) for token in (tokens[99], tokens[100])] == [[200], [401]]
             await end(it)
 
 

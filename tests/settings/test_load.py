@@ -228,6 +228,12 @@ def test_liveness_and_router() -> None:
     assert "less than two heartbeats" in faults("liveness: {heartbeat_s: 10, unreachable_s: 15}")[0]
     assert "not more than unreachable_s" in faults("liveness: {unreachable_s: 30, lost_s: 30}")[0]
     assert "expected more than 0 seconds" in faults("router: {connect_timeout_s: 0}")[0]
+    assert "expected one of open, keys" in faults("router: {auth: none}")[0]
+    assert "nope: is no model of the catalog" in faults("router: {prices: {nope: {prompt: 1}}}")[0]
+    served = "models: {m: {endpoints: ['http://h:1']}}\nrouter: {auth: keys, prices: {m: {prompt: %s, completion: 2}}}"
+    assert "expected at least 0, found -1" in faults(served % -1)[0]
+    router = load_settings(served % 1.5).router
+    assert (router.auth.value, router.prices["m"].of(2, 1)) == ("keys", 5)
 
 
 SERVER = """\
