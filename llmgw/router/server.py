@@ -195,7 +195,7 @@ class RouterServer:
             await trio.lowlevel.wait_readable(listener)
             if self.balance is not None and self.balance.ahead(len(self._connections)):
                 await trio.sleep(PAUSE_S)
-            for _ in range(min(self._accepts_a_turn, most - len(self._connections))):
+            for _ in range(min(self._accepts_a_turn, _most_clients() - len(self._connections))):
                 try:
                     accepted, _address = listener.accept()
                 except BlockingIOError:

@@ -150,7 +150,7 @@ async def test_the_load_of_all_is_one(folder: Path) -> None:
             await until(lambda: said and said[-1].outstanding == {"m-1.0": 24})
             assert said[-1].asked == {"m": 24}
             assert sum(w.streams for w in router.workers) == 24
-            assert min(w.streams for w in router.workers) >= 6, "both take their share of them"
+            assert min(w.streams for w in router.workers) >= 2, "both take their share of them"
             # One that is gone takes what it had open along, and leaves what it was asked.
             killed = max((w for w in router.workers if w.pid), key=lambda w: w.streams)
             assert killed.pid is not None
