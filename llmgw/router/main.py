@@ -22,6 +22,7 @@ import trio
 
 from llmgw import __version__
 from llmgw.errors import OperatorError, PeerError
+from llmgw.router.balance import Balance
 from llmgw.router.control_socket import Channel, connect
 from llmgw.router.cors import CorsRules
 from llmgw.router.counts import COUNTS_FOLDER, SharedCounts
@@ -140,7 +141,9 @@ class Worker:
     def _open_counts(self) -> None:
         """A full disk is no reason not to serve: this worker then counts alone, and says so."""
         try:
-            self._server.gate.counts = SharedCounts(self._folder)
+            counts = self._server.gate.counts = SharedCounts(self._folder)
+            if not self._alone:
+                self._server.balance = Balance(self._folder, counts.lane)
             self._journal = Journal(self._folder)
             self._server.metrics.files = MetricsFiles(self._folder)
         except OSError as failed:

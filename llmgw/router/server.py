@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterable
 import trio
 
 from llmgw.errors import OperatorError
+from llmgw.router.balance import PAUSE_S, Balance
 from llmgw.router.connection import Connection
 from llmgw.router.counts import Counts
 from llmgw.router.exchange import Shared, Ticker
@@ -31,6 +32,7 @@ from llmgw.telemetry.logging import logger
 _BACKLOG = 4096
 _SWEEP_S = 0.25
 _ACCEPTS_A_TURN = 64
+_ACCEPTS_AMONG_OTHERS = 4
 _LAST_REQUEST_S = 5.0
 """How long an idle connection to a worker that was replaced may take to send the request that ends it well."""
 
@@ -87,8 +89,8 @@ class RouterServer:
         self.metrics.add(self.gate)
         self.front = Front(self.metrics.scrape)
         self._identity = identity
-        # Others are about to take the next one; whoever takes them all has all the work.
-        self._accepts_a_turn = _ACCEPTS_A_TURN if alone else 1
+        self._accepts_a_turn = _ACCEPTS_A_TURN if alone else _ACCEPTS_AMONG_OTHERS
+        self.balance: Balance | None = None
         self._clock = clock
         self._draining = trio.Event()
         self._drain_until = self._idle_until = 0.0
@@ -139,12 +141,15 @@ class RouterServer:
             self._idle_until = self._clock() + (min(seconds, _LAST_REQUEST_S) if replaced else 0.0)
             self._replaced = replaced
             self._draining.set()
+            if self.balance is not None:
+                self.balance.leave()
 
     async def run(
         self, listener: socket.socket, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED
     ) -> None:
         """Serve until cancelled or drained; the listener is closed."""
         hang_ups = HangUps()
+        self._count_clients()
         ticker = Ticker(self._clock())
         shared = Shared(
             self.directory, self.metrics, self.gate, self._clock, ticker, self._request_id, self.ready,
@@ -198,7 +203,9 @@ class RouterServer:
                 self._left = trio.Event()
                 await self._left.wait()
             await trio.lowlevel.wait_readable(listener)
-            for _ in range(min(self._accepts_a_turn, most - len(self._connections))):
+            if self.balance is not None and self.balance.ahead(len(self._connections)):
+                await trio.sleep(PAUSE_S)
+            for _ in range(min(self._accepts_a_turn, _most_clients() - len(self._connections))):
                 try:
                     accepted, _address = listener.accept()
                 except BlockingIOError:
@@ -218,6 +225,7 @@ class RouterServer:
                 scope = trio.CancelScope()
                 connection = Connection(peer, shared, scope)
                 self._connections[connection] = scope
+                self._count_clients()
                 clients.start_soon(self._client, connection, peer, scope, hang_ups)
 
     async def _client(self, connection: Connection, peer: Peer, scope: trio.CancelScope, hang_ups: HangUps) -> None:
@@ -241,7 +249,12 @@ class RouterServer:
                 hang_ups.forget(peer.sock)
                 peer.close()
                 del self._connections[connection]
+                self._count_clients()
                 self._left.set()
+
+    def _count_clients(self) -> None:
+        if self.balance is not None and not self._draining.is_set():
+            self.balance.have(len(self._connections))
 
     def _request_id(self) -> bytes:
         """An id that nobody else gives: this process's name and a number."""

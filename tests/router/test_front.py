@@ -204,6 +204,7 @@ def test_files_of_tls_are_checked(pki: Pki, tmp_path: Path) -> None:
         context_of(files)
 
 
+@pytest.mark.soak
 async def test_workers_with_tls_are_replaced_and_nobody_notices(pki: Pki, tmp_path: Path) -> None:
     (port,) = free_ports(1)
     files = files_of(pki, tmp_path)

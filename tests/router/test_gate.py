@@ -48,7 +48,8 @@ def cells(it: Router) -> tuple[int, int, int, int, int]:
     """Requests and tokens in the window, requests under way, tokens held, tokens spent."""
     found, base = it.server.gate.counts.cells(1)
     own = [found[base + at] for at in range(SLOT_CELLS)]
-    return own[1], own[2], sum(own[8 : 8 + LANES]), sum(own[8 + LANES : 8 + 2 * LANES]), own[4]
+    flight, held = own[8 : 8 + LANES], own[8 + LANES : 8 + 2 * LANES]
+    return own[1], own[2], sum(flight), sum(held), own[4]
 
 
 async def settled(it: Router) -> tuple[int, int, int]:

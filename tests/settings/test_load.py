@@ -262,6 +262,11 @@ def test_server() -> None:
     assert config.link is not None
     assert config.link.listen == Address("::", 8443)
     assert (config.link.tls.key, config.link.tls.ca) == ("/k.pem", "/etc/ca.pem")
+    more = "router: {tls: {certificate: c.pem, key: /k.pem}, cors: {origins: ['*', 'https://a.example:8443']}"
+    router = load_server(SERVER.replace("router: {", f"{more}, "), "server.yaml", "/etc/llmgw").router
+    assert router.tls is not None
+    assert (router.tls.certificate, router.tls.key) == ("/etc/llmgw/c.pem", "/k.pem")
+    assert router.cors.origins == ("*", "https://a.example:8443")
 
 
 @pytest.mark.parametrize(
@@ -278,6 +283,19 @@ def test_server() -> None:
         ("days: 0", "days: 31", "link.issuing.renew_expired_days: expected 0 to 30 days, found 31"),
         ("ca: ca,", "", "link.issuing.ca: is missing"),
         ("gpu-2]", "a/b]", "link.nodes[1]: 'a/b' is not a node id"),
+        ("8000}", "8000, workers: 0}", "router.workers: expected 1 to 8, found 0 (leave it out for one a core)"),
+        ("8000}", "8000, tls: {key: k.pem}}", "router.tls.certificate: is missing"),
+        (
+            "8000}",
+            "8000, cors: {origins: [https://a.example/chat]}}",
+            "router.cors.origins[0]: 'https://a.example/chat' is no",
+        ),
+        ("8000}", "8000, tracing: {endpoint: 'localhost:4318'}}", "router.tracing.endpoint: 'localhost:4318' is no"),
+        (
+            "8000}",
+            "8000, tracing: {endpoint: 'http://h/v1', share: 2}}",
+            "router.tracing.share: expected 0 to 1, found 2",
+        ),
     ],
 )
 def test_server_faults(old: str, new: str, said: str) -> None:
