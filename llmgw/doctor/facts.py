@@ -270,6 +270,10 @@ class Reach:
     trouble: str = ""
 
 
+_NO_HOST = Host("", "")
+_NO_DRIVER = Driver("")
+
+
 @frozen
 class Facts:
     """Everything that was read, once. ``now`` is when, in seconds since 1970.
@@ -278,7 +282,7 @@ class Facts:
     one that carries the agent's ``address``; ``known_cards`` the UUIDs that this node is known to have.
     """
 
-    host: Host = Host("", "")
+    host: Host = _NO_HOST
     now: float = 0.0
     virtual: bool = False
     sockets: int = 1
@@ -286,7 +290,7 @@ class Facts:
     pci_nics: tuple[PciFunction, ...] = ()
     nvswitches: tuple[str, ...] = ()
     smi: Answer = Answer()
-    driver: Driver = Driver("")
+    driver: Driver = _NO_DRIVER
     cards: tuple[Card, ...] = ()
     devices: tuple[Device, ...] = ()
     mig_instances: tuple[GpuInstance, ...] = ()

@@ -93,7 +93,9 @@ def _shm(facts: Facts) -> Finding | None:
             f"The container of {some([e.kind for e in sized])} gets 64 MiB of /dev/shm; {len(facts.cards)} ranks need more."
         )
     if facts.shm_mib < wanted:
-        return Finding(f"/dev/shm has {facts.shm_mib} MiB; ranks on {len(facts.cards)} cards need about {wanted}.")
+        return Finding(
+            f"Shared memory (/dev/shm) has {facts.shm_mib} MiB; ranks on {len(facts.cards)} cards need about {wanted}."
+        )
     return None
 
 

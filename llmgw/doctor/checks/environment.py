@@ -71,19 +71,20 @@ def _hca(facts: Facts) -> Finding | None:
 
 
 def _per_rank(facts: Facts) -> Finding | None:
-    bad = [p.fabric for p in plans(facts) if p.meant and p.ports and set(p.ports) != set(p.meant)]
-    singles = [v for v in values(facts, "NCCL_IB_HCA_PER_RANK", "UCX_NET_DEVICES_PER_RANK")]
-    if not bad and not singles:
-        return None
-    what = some(bad) or some([f"{v.name} in {v.source}" for v in singles])
-    return Finding(f"Ranks of one node would not get the same list of adapters: {what}.")
+    meant = {frozenset(plan.meant) for plan in plans(facts) if plan.meant}
+    for engine in facts.engines:
+        for word in engine.command:
+            name, _, value = word.partition("=")
+            if name == "NCCL_IB_HCA" and meant and frozenset(selection(facts, value)) not in meant:
+                taken = some(selection(facts, value)) or "no port"
+                return Finding(f"The command of {engine.kind} sets {word} ({taken}), which is no fabric's whole list.")
+    return None
 
 
 def _files(facts: Facts) -> Finding | None:
     said = [_effect(v) for v in facts.variables if v.source != "environment" and _effective(v)]
-    for plan in plans(facts):
-        if plan.meant and not plan.ports:
-            said.append(f"on fabric {plan.fabric} NCCL would take no port and speak TCP")
+    cut = [plan.fabric for plan in plans(facts) if plan.meant and not plan.ports]
+    said += [f"on fabric {name} NCCL would take no port and speak TCP" for name in cut]
     return Finding(f"Files of NCCL decide for every engine of this node: {some(said, 8)}.") if said else None
 
 
@@ -108,9 +109,9 @@ CHECKS = (
     Check("env.hca.syntax", Severity.FAIL, ("variables", "adapters"), _hca,
           "Name adapters exactly: NCCL_IB_HCA==NAME:PORT,NAME:PORT",
           "A list of adapters does not mean what it looks like by NCCL's rules.", NO_GPU),
-    Check("env.hca.per-rank", Severity.FAIL, ("variables", "fabrics"), _per_rank,
+    Check("env.hca.per-rank", Severity.FAIL, ("engines", "fabrics"), _per_rank,
           "Give every rank the whole list of its fabric: NCCL takes the adapter that is near by itself.",
-          "Ranks of one shard must have one list; llmgw gives them the fabric's.", NO_GPU),
+          "Ranks of one shard must have one list, the fabric's; a command that sets its own undoes that.", NO_GPU),
     Check("env.nccl.conf", Severity.WARN, ("variables",), _files,
           "Take it out of the file, or declare it in the profile that needs it.",
           "/etc/nccl.conf and ~/.nccl.conf hold for everything that llmgw does not set itself.", NO_GPU),

@@ -59,9 +59,9 @@ def roce(facts: Facts) -> Iterator[tuple[str, Adapter, Port]]:
         for adapter in facts.adapters:
             for port in adapter.ports:
                 free = adapter.kind is AdapterKind.ROCE and not adapter.virtual and not adapter.bond
-                if free and port.state == "active" and port.link_layer == "ethernet" and not port.gids:
-                    if (adapter.name, port.number) not in there:
-                        yield rule.label, adapter, port
+                bare = port.state == "active" and port.link_layer == LinkLayer.ETHERNET and not port.gids
+                if free and bare and (adapter.name, port.number) not in there:
+                    yield rule.label, adapter, port
 
 
 def _absent(facts: Facts) -> Finding | None:
@@ -166,10 +166,11 @@ def _gid_pinned(facts: Facts) -> Finding | None:
 
 
 def _gid_differs(facts: Facts) -> Finding | None:
-    bad = []
-    for fabric in facts.fabrics:
-        if fabric.kind is AdapterKind.ROCE and len(fabric.ports) > 1 and gid_index(fabric) is None:
-            bad.append(f"{fabric.label} ({some([f'{p.adapter} {p.gid.index}' for p in fabric.ports if p.gid], 8)})")
+    bad = [
+        f"{fabric.label} ({some([f'{p.adapter} {p.gid.index}' for p in fabric.ports if p.gid], 8)})"
+        for fabric in facts.fabrics
+        if fabric.kind is AdapterKind.ROCE and len(fabric.ports) > 1 and gid_index(fabric) is None
+    ]
     return (
         Finding(f"The GID index is not the same on all adapters: {some(bad)}. One setting cannot fit them.")
         if bad

@@ -69,7 +69,7 @@ def _width(facts: Facts) -> Finding | None:
         return None
     said = some([f"{name} x{now} of x{most}" for name, now, most in bad])
     gpus = {now for _, now, _ in cards}
-    if len(bad) == len(cards) and len(gpus) == 1 and len(cards) > 1 and bad == [c for c in cards]:
+    if len(bad) == len(cards) and len(gpus) == 1 and len(cards) > 1 and bad == cards:
         return Finding(
             f"All cards have fewer PCIe lanes than they could: {said}.", "The board may be wired so.", Severity.INFO
         )
