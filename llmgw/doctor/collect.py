@@ -50,7 +50,7 @@ async def collect(asker: Asker, whole_s: float = WHOLE_S) -> Facts:
     for fact in (*(name for names in promised.values() for name in names), "stuck"):
         if fact not in g.found and fact not in g.unread:
             g.miss(fact, f"was not read within {whole_s:g} s")
-    rules = () if asker.agent is None else asker.agent.fabrics
+    rules = asker.rules
     known: dict[str, Any] = {k: v for k, v in g.found.items() if k not in g.unread}
     return Facts(
         host=host, now=asker.wall(), rules=rules, address="" if asker.agent is None else asker.agent.address,
@@ -65,7 +65,7 @@ async def _gpus(g: Gathered) -> None:
         nursery.start_soon(_read_cards, g, on_bus)
         nursery.start_soon(g.read, "netdevs", lambda: _netdevs(g))
         config = evolve(g.asker.config, source=GpuSource.NVIDIA_SMI)
-        rules = () if g.asker.agent is None else g.asker.agent.fabrics
+        rules = g.asker.rules
         inventory = await discover(config, rules, g.machine)
         g.found |= {"adapters": inventory.adapters, "fabrics": inventory.fabrics, "devices": inventory.devices}
         if not inventory.devices and on_bus:

@@ -16,6 +16,7 @@ from llmgw.discovery.machine import Machine
 from llmgw.discovery.sysfs import Reader
 from llmgw.doctor.facts import Unread
 from llmgw.doctor.tree import Missing
+from llmgw.hardware.fabric import FabricRule
 from llmgw.hardware.inventory import Host
 from llmgw.settings.daemon import AgentConfig, Discovery
 
@@ -25,14 +26,16 @@ GAP_S = 1.0
 
 @frozen
 class Asker:
-    """What a reading is done with. ``environment`` are this process's variables, for where no agent runs.
+    """What a reading is done with.
 
-    ``dial`` tries an address and says why it could not be reached; ``None`` where nothing may be dialled.
+    ``rules`` are the declared fabrics; ``environment`` are this process's variables, for where no agent runs. ``dial``
+    tries an address and says why it could not be reached; ``None`` where nothing may be dialled.
     """
 
     machine: Machine
     config: Discovery
     agent: AgentConfig | None = None
+    rules: tuple[FabricRule, ...] = ()
     environment: Mapping[str, str] = field(factory=dict)
     dial: Callable[[str, int], Awaitable[str]] | None = None
     wall: Callable[[], float] = time.time
