@@ -70,6 +70,9 @@ async def _gpus(g: Gathered) -> None:
         g.found |= {"adapters": inventory.adapters, "fabrics": inventory.fabrics, "devices": inventory.devices}
         if not inventory.devices and on_bus:
             g.miss("devices", "the GPUs could not be read")
+        if not inventory.adapters and not await g.thread(g.machine.reader.names, g.machine.root / "sys/class"):
+            for fact in ("adapters", "fabrics", "counters", "gid_starts"):
+                g.miss(fact, "/sys/class cannot be listed")
         functions = (*on_bus, *(a.pci_address for a in inventory.adapters if a.pci_address))
         nursery.start_soon(g.read, "acs", lambda: _acs(g, functions))
         g.found["gid_starts"] = await g.thread(tree.gid_starts, g.machine, inventory.adapters)

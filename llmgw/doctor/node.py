@@ -185,6 +185,8 @@ async def _certificates(g: Gathered) -> tuple[Certificate, ...]:
     made = []
     for path in (g.asker.agent.tls.certificate, g.asker.agent.tls.ca):
         data: bytes = await g.thread(g.machine.reader.raw, g.machine.root / path.strip("/"), _BIG)
+        if not data:
+            raise Missing(f"{path} cannot be read", root=True)
         try:
             made += [
                 Certificate(path, one.not_valid_before_utc.timestamp(), one.not_valid_after_utc.timestamp())
@@ -211,6 +213,8 @@ async def _known_cards(g: Gathered) -> tuple[str, ...]:
 async def _engines(g: Gathered) -> tuple[Engine, ...]:
     if g.asker.agent is None:
         return ()
+    if not await g.thread(g.machine.reader.names, g.machine.root):
+        raise Missing("/ cannot be listed")
     return tuple([await g.thread(_engine, g.machine, install) for install in g.asker.agent.engines])
 
 

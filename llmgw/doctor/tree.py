@@ -45,8 +45,8 @@ def static(machine: Machine) -> Mapping[str, Callable[[], Any]]:
     def pci(matches: Callable[[str, str, str], bool]) -> Iterator[PciFunction]:
         base = root / "sys/bus/pci/devices"
         names = reader.names(base)
-        if not names:
-            raise Missing("/sys/bus/pci cannot be listed")
+        if not names and not reader.names(root / "sys/bus"):
+            raise Missing("/sys/bus cannot be listed")
         for name in sorted(names):
             kind, vendor = reader.text(base / name / "class") or "", reader.text(base / name / "vendor") or ""
             device = reader.text(base / name / "device") or ""
@@ -54,6 +54,9 @@ def static(machine: Machine) -> Mapping[str, Callable[[], Any]]:
                 yield PciFunction(name, reader.target(base / name / "driver") or "", device)
 
     def pci_gpus() -> tuple[PciFunction, ...]:
+        # A virtual machine may have no PCI bus at all: then there is no GPU on it.
+        if not reader.names(root / "sys/bus"):
+            raise Missing("/sys/bus cannot be listed")
         return tuple(PciFunction(gpu.address, gpu.driver) for gpu in read_gpus(root, reader))
 
     def nics() -> tuple[PciFunction, ...]:
@@ -95,6 +98,8 @@ def static(machine: Machine) -> Mapping[str, Callable[[], Any]]:
     def numa_nodes() -> tuple[int, ...]:
         base = root / "sys/bus/pci/devices"
         said = [reader.text(base / f.address / "numa_node") for f in (*pci_gpus(), *nics())]
+        if said and not any(said):
+            raise Missing("the kernel does not say numa_node")
         return tuple(int(s) for s in said if s is not None and re.fullmatch(r"-?\d+", s))
 
     def pci_links() -> tuple[PciLink, ...]:

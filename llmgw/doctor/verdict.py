@@ -50,6 +50,7 @@ class Check:
     means: str
     because: tuple[str, ...] = ()
     applies: Callable[[Facts], bool] = field(default=_always)
+    gate: tuple[str, ...] = ()
 
 
 @frozen
@@ -100,12 +101,11 @@ def _named(check: str, names: Iterable[str]) -> bool:
 
 
 def _one(facts: Facts, check: Check) -> tuple[Severity, str, str]:
-    if not check.applies(facts):
-        return Severity.OK, "", ""
+    applies = check.applies(facts)
     for unread in facts.unread:
-        if unread.fact in check.reads:
+        if unread.fact in check.gate or (applies and unread.fact in check.reads):
             return Severity.UNKNOWN, f"{unread.fact}: {unread.why}", "run it as root" if unread.root else ""
-    finding = check.find(facts)
+    finding = check.find(facts) if applies else None
     if finding is None:
         return Severity.OK, "", ""
     return finding.severity or check.severity, finding.text, finding.remedy or check.remedy

@@ -54,13 +54,13 @@ CHECKS = (
         "agent.memlock.running", Severity.FAIL, ("limits", "unit"), _running,
         "LimitMEMLOCK=infinity in the agent's unit, then restart it.",
         "The process has the limit that it was started with, whatever files say by now.", NO_GPU,
-        applies=lambda facts: facts.unit.pid > 0,
+        applies=lambda facts: facts.unit.pid > 0, gate=("unit",),
     ),
     Check(
         "agent.memlock.unit", Severity.FAIL, ("unit",), _unit,
         "LimitMEMLOCK=infinity in the unit; systemctl daemon-reload; restart the agent.",
         "The unit decides what the agent gets at its next start.", (*NO_GPU, "agent.memlock.running"),
-        applies=_installed,
+        applies=_installed, gate=("unit",),
     ),
     Check(
         "rdma.modules.missing", Severity.FAIL, ("pci_nics", "adapters"), _modules,

@@ -112,10 +112,10 @@ CHECKS = (
         "modprobe nvidia; if that fails, install the driver for the running kernel (DKMS, Secure Boot), take nouveau "
         "out, and reboot.",
         "The bus has GPUs, and nvidia-smi does not get an answer from the driver, or none in time.",
-        applies=has_gpus,
+        applies=has_gpus, gate=("pci_gpus",),
     ),
     Check(
-        "gpu.driver.library-mismatch", Severity.FAIL, ("smi",), _mismatch,
+        "gpu.driver.library-mismatch", Severity.FAIL, ("smi", "pci_gpus"), _mismatch,
         "Drain the node and reboot it; keep NVIDIA's packages out of unattended upgrades.",
         "The driver's packages were upgraded under the loaded module. What runs goes on, nothing new starts.",
         NO_GPU,
@@ -137,7 +137,7 @@ CHECKS = (
         "nvidia-modprobe -u -c=0, and add nvidia-uvm to /etc/modules-load.d",
         "Without unified memory's module and device CUDA ends with error 999.",
         DRIVER,
-        applies=lambda facts: has_gpus(facts) and facts.has_module("nvidia"),
+        applies=lambda facts: has_gpus(facts) and facts.has_module("nvidia"), gate=("pci_gpus",),
     ),
     Check(
         "gpu.xid.reset", Severity.FAIL, ("kernel_log",), _xid,

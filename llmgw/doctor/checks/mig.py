@@ -59,7 +59,7 @@ CHECKS = (
         "mig.no-compute", Severity.FAIL, ("mig_instances", "cards"), _no_compute,
         "nvidia-smi mig -cci -gi NUMBER makes the compute instance; -dgi takes the GPU instance away.",
         "CUDA shows compute instances only; a GPU instance without one holds memory for nothing.",
-        DRIVER, applies=any_mig,
+        DRIVER, applies=any_mig, gate=("cards",),
     ),
     Check(
         "mig.pending", Severity.WARN, ("cards",), _pending,

@@ -114,19 +114,19 @@ CHECKS = (
         "Install nvidia-fabricmanager in the driver's version; systemctl enable --now nvidia-fabricmanager; then restart "
         "the engines.",
         "On a board with NVSwitches nothing can use CUDA before the fabric manager has set them up.",
-        DRIVER, applies=switched,
+        DRIVER, applies=switched, gate=("cards",),
     ),
     Check(
         "nvswitch.fm.version", Severity.FAIL, ("fabric_manager_version", "module"), _version,
         "Bring both to one version and restart nvidia-fabricmanager.",
         "All parts of the two version numbers must be equal, also when the service says that it runs.",
-        NO_GPU, applies=switched,
+        NO_GPU, applies=switched, gate=("cards",),
     ),
     Check(
         "nvswitch.nvl5.prereq", Severity.FAIL, ("missing_tools", "modules"), _prerequisites,
         "Install nvlsm, infiniband-diags and libnvsdm; load ib_umad at boot; restart nvidia-fabricmanager.",
         "The switches of B200 and B300 boards are set up through InfiniBand's management, whose parts must be there.",
-        DRIVER, applies=nvl5,
+        DRIVER, applies=nvl5, gate=("cards",),
     ),
     Check(
         "nvswitch.fabric.state", Severity.FAIL, ("cards",), _state,
@@ -138,7 +138,7 @@ CHECKS = (
         "nvswitch.sxid.fatal", Severity.FAIL, ("fabric_manager_log", "kernel_log"), _sxid,
         "Stop the engines and reset all GPUs and switches together, or reboot; have the board replaced if it repeats.",
         "A switch wrote an error that it does not recover from. Those called non-fatal are left out.",
-        NO_GPU, applies=switched,
+        NO_GPU, applies=switched, gate=("cards",),
     ),
     Check(
         "nvlink.down", Severity.FAIL, ("cards",), _links,
@@ -150,6 +150,6 @@ CHECKS = (
         "imex.not-ready", Severity.FAIL, ("imex", "cards"), _imex,
         "Start nvidia-imex with the same list of nodes everywhere, or give engines NCCL_MNNVL_ENABLE=0.",
         "NVLink over several nodes needs the IMEX daemon and its channel on each.",
-        DRIVER, applies=tray,
+        DRIVER, applies=tray, gate=("cards",),
     ),
 )  # fmt: skip
