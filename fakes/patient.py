@@ -1,7 +1,7 @@
 """A machine for the doctor: a fake machine's folder with changes laid over it, and programs that answer at once.
 
 A healthy one has everything that the doctor reads. A test lays over it what is wrong: files (``None``: cannot be
-read), answers of programs (``None``: not installed), the state of cards.
+read; a list: one content after the other), answers of programs (``None``: not installed), the state of cards.
 """
 
 from __future__ import annotations
@@ -27,6 +27,7 @@ from llmgw.hardware.inventory import Host
 NOW = 1_800_000_000.0
 DAY_S = 86400.0
 Said = tuple[int, str] | str | None
+Laid = str | bytes | list[str] | None
 MODULES = (
     "nvidia_uvm 1 0 - Live\nnvidia 1 9 nvidia_uvm Live\nnvidia_peermem 1 0 - Live\nmlx5_ib 1 0 - Live\n"
     "ib_uverbs 1 2 nvidia_peermem,mlx5_ib Live\nib_core 1 3 nvidia_peermem,ib_uverbs Live\nib_umad 1 0 - Live\n"
@@ -50,7 +51,7 @@ LSPCI = (
 class Overlay(DiskReader):
     """Reads a folder with files laid over it; ``None`` hides what is there, and all that is below."""
 
-    def __init__(self, root: Path, files: Mapping[str, str | bytes | None], shut: frozenset[str]) -> None:
+    def __init__(self, root: Path, files: Mapping[str, Laid], shut: frozenset[str]) -> None:
         self._root, self._files, self._shut = str(root), files, shut
         self._hidden = tuple(name for name, value in files.items() if value is None)
 
@@ -63,6 +64,8 @@ class Overlay(DiskReader):
     def raw(self, path: Path, limit: int) -> bytes:
         name = self._name(path)
         laid = self._files.get(name)
+        if isinstance(laid, list):
+            laid = laid.pop(0) if len(laid) > 1 else laid[0]
         if laid is not None:
             return (laid.encode() if isinstance(laid, str) else laid)[:limit]
         return b"" if self._is_hidden(name) else super().raw(path, limit)
@@ -91,7 +94,7 @@ class Patient:
     """
 
     root: Path
-    files: Mapping[str, str | bytes | None] = field(factory=dict)
+    files: Mapping[str, Laid] = field(factory=dict)
     said: Mapping[str, Said] = field(factory=dict)
     cards: Mapping[int, Mapping[str, Any]] = field(factory=dict)
     program: str = ""
@@ -107,7 +110,7 @@ class Patient:
 
     def with_(
         self,
-        files: Mapping[str, str | bytes | None] | None = None,
+        files: Mapping[str, Laid] | None = None,
         said: Mapping[str, Said] | None = None,
         cards: Mapping[int, Mapping[str, Any]] | None = None,
         **more: Any,
@@ -164,7 +167,7 @@ def healthy(root: Path) -> Patient:
         described = _described(root)
     driver, adapters = described["driver"], described["adapters"]
     links: list[dict[str, Any]] = [interface("lo", "127.0.0.1/8"), interface("mgmt0", "10.1.0.5/24")]
-    files: dict[str, str | bytes | None] = {
+    files: dict[str, Laid] = {
         "proc/modules": MODULES, "proc/900/limits": LIMITS, "proc/900/environ": "PATH=/usr/bin\0HOME=/root\0",
         "proc/driver/nvidia/version": f"NVRM version: NVIDIA UNIX Open Kernel Module for x86_64  {driver}  Release\n",
         "proc/meminfo": "MemTotal: 2000000000 kB\nMemAvailable: 1900000000 kB\nHugePages_Total: 0\n"

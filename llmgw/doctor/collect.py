@@ -97,7 +97,7 @@ async def _cards(g: Gathered, on_bus: list[str]) -> None:
         reading, xml = await smi.read(g.machine, g.asker.config.timeout_s, on_bus), ""
         g.found["smi"] = Answer()
     except DiscoveryError as failed:
-        g.found["smi"] = Answer(failed.code, f"{failed.thing} {failed.reason}")
+        g.found["smi"] = Answer(failed.code, f"{failed.thing}: {failed.reason}")
         try:
             if failed.code != "not-found" or not on_bus:
                 raise
@@ -105,7 +105,7 @@ async def _cards(g: Gathered, on_bus: list[str]) -> None:
             g.found["smi"] = Answer()
         except DiscoveryError:
             for fact in ("driver", "cards", "mig_instances"):
-                g.miss(fact, f"{failed.thing} {failed.reason}")
+                g.miss(fact, f"{failed.thing}: {failed.reason}")
             return
     try:
         xml = await g.said("nvidia-smi", "-q", "-x", ok=(0, 14, 15))

@@ -98,7 +98,7 @@ class Gathered:
         try:
             ran = await self.machine.ask(program, *args)
         except DiscoveryError as failed:
-            raise Missing(f"{failed.thing} {failed.reason}") from failed
+            raise Missing(f"{failed.thing}: {failed.reason}") from failed
         if ran.code is None:
             raise Missing(f"{program} did not end in time")
         if ran.code not in ok:

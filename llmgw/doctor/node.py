@@ -170,7 +170,7 @@ async def _docker(g: Gathered) -> Docker:
     try:
         said = await g.said("docker", "info", "-f", "{{.CgroupDriver}} {{.CDISpecDirs}}")
     except Missing as missing:
-        if "not found" in missing.why:
+        if "was not found" in missing.why:
             return Docker()
         raise
     driver, _, folders = said.strip().partition(" ")

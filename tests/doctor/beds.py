@@ -10,7 +10,7 @@ import pytest
 from attrs import evolve, field, frozen
 
 from fakes.machines import MACHINES, Card, Hca, Machine, render
-from fakes.patient import NOW, Patient, healthy
+from fakes.patient import NOW, Laid, Patient, healthy
 from llmgw.doctor.checks import CHECKS
 from llmgw.doctor.collect import collect
 from llmgw.doctor.facts import Facts
@@ -31,6 +31,7 @@ AGENT = AgentConfig(
     engines=(EngineInstall(EngineKind.VLLM, ("/opt/vllm/bin/vllm", "serve")),),
 )
 _GB200 = Card("NVIDIA GB200", 189471, "10.0")
+_H100 = MACHINES["hgx-h100"].cards[0]
 TRAY = Machine(
     "tray of a GB200 rack",
     (_GB200,) * 4,
@@ -46,6 +47,8 @@ BASES: Mapping[str, tuple[Machine, tuple[FabricRule, ...]]] = {
     "dgx-a100": (MACHINES["dgx-a100"], (IB,)),
     "a100-mig": (MACHINES["a100-mig"], ()),
     "tray": (TRAY, (IB,)),
+    "h100-7x1g": (MACHINES["h100-7x1g"], ()),
+    "empty-mig": (Machine("MIG mode and nothing carved", (evolve(_H100, mig=()), _H100)), ()),
 }
 
 
@@ -53,7 +56,7 @@ BASES: Mapping[str, tuple[Machine, tuple[FabricRule, ...]]] = {
 class Change:
     """What is laid over a healthy machine. ``agent`` are fields of agent.yaml, ``dial`` is what dialling answers."""
 
-    files: Mapping[str, str | bytes | None] = field(factory=dict)
+    files: Mapping[str, Laid] = field(factory=dict)
     said: Mapping[str, Any] = field(factory=dict)
     cards: Mapping[int, Mapping[str, Any]] = field(factory=dict)
     agent: Mapping[str, Any] = field(factory=dict)

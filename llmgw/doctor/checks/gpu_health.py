@@ -15,7 +15,7 @@ def _each(text: str, wrong: Callable[[Card], str]) -> Callable[[Facts], Finding 
     """A finding that names every card of which ``wrong`` says something."""
 
     def find(facts: Facts) -> Finding | None:
-        said = [f"GPU {card.reading.index}{why}" for card in facts.cards if (why := wrong(card))]
+        said = [f"GPU {card.reading.index}{why}".rstrip() for card in facts.cards if (why := wrong(card))]
         return Finding(f"{text}: {some(said)}.") if said else None
 
     return find
