@@ -47,7 +47,10 @@ class Machine(Protocol):
         ...
 
     async def ask(self, program: str, *args: str) -> Ran:
-        """Run a program such as ``nvidia-smi``, ``nvml`` or ``ip``. Raises :class:`DiscoveryError` when it cannot be started."""
+        """Run a program such as ``nvidia-smi``, ``nvml`` or ``ip``.
+
+        Raises :class:`DiscoveryError` when it cannot be started.
+        """
         ...
 
 

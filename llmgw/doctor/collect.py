@@ -51,7 +51,7 @@ async def collect(asker: Asker, whole_s: float = WHOLE_S) -> Facts:
         if fact not in g.found and fact not in g.unread:
             g.miss(fact, f"was not read within {whole_s:g} s")
     rules = asker.rules
-    known: dict[str, Any] = {k: v for k, v in g.found.items() if k not in g.unread}
+    known: dict[str, Any] = {k: v for k, v in dict(g.found).items() if k not in g.unread}
     return Facts(
         host=host, now=asker.wall(), rules=rules, address="" if asker.agent is None else asker.agent.address,
         unread=tuple(g.unread[name] for name in sorted(g.unread)), **known,
@@ -68,6 +68,7 @@ async def _gpus(g: Gathered) -> None:
         rules = g.asker.rules
         inventory = await discover(config, rules, g.machine)
         g.found |= {"adapters": inventory.adapters, "fabrics": inventory.fabrics, "devices": inventory.devices}
+        g.found["simulated"] = inventory.simulated or ""
         if not inventory.devices and on_bus:
             g.miss("devices", "the GPUs could not be read")
         if not inventory.adapters and not await g.thread(g.machine.reader.names, g.machine.root / "sys/class"):

@@ -5,6 +5,7 @@ Only the facts are read back: verdicts are made anew, so that the same report co
 
 from __future__ import annotations
 
+import ipaddress
 from collections.abc import Iterator, Sequence
 from typing import Any, get_type_hints
 
@@ -61,10 +62,21 @@ def from_json(said: Any, thing: str) -> Document:
                 known[field.name] = convert.structure(facts[field.name], hints[field.name])
             else:
                 unread.append(Unread(field.name, "the report is of an older version that did not read it"))
+        _addresses(Facts(**known))
     except (ValueError, TypeError, KeyError, cattrs.BaseValidationError) as wrong:
         raise OperatorError(thing, f"has facts of another shape ({type(wrong).__name__})", remedy) from wrong
     known["unread"] = (*known.get("unread", ()), *unread)
     return Document(str(said.get("llmgw", "")), said.get("redacted") is True, Facts(**known))
+
+
+def _addresses(facts: Facts) -> None:
+    """Raise ``ValueError`` for an address that is none: checks count on them."""
+    for things in (facts.netdevs, facts.adapters):
+        for thing in things:
+            for address in thing.addresses:
+                ipaddress.ip_interface(address)
+    for address in facts.host_addresses:
+        ipaddress.ip_address(address)
 
 
 def difference(a: Document, b: Document, checks: Sequence[Check]) -> Iterator[str]:

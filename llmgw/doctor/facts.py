@@ -278,12 +278,14 @@ _NO_DRIVER = Driver("")
 class Facts:
     """Everything that was read, once. ``now`` is when, in seconds since 1970.
 
-    ``nodes`` are names below ``/dev``; ``missing_tools`` what fabric management of NVLink 5 lacks; ``interface`` the
-    one that carries the agent's ``address``; ``known_cards`` the UUIDs that this node is known to have.
+    ``simulated`` names a fake machine; ``nodes`` are names below ``/dev``; ``missing_tools`` what fabric management of
+    NVLink 5 lacks; ``interface`` the one that carries the agent's ``address``; ``known_cards`` the UUIDs that this node
+    is known to have.
     """
 
     host: Host = _NO_HOST
     now: float = 0.0
+    simulated: str = ""
     virtual: bool = False
     sockets: int = 1
     pci_gpus: tuple[PciFunction, ...] = ()

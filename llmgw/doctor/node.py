@@ -100,7 +100,7 @@ async def network(g: Gathered) -> None:
     async def names() -> tuple[str, ...]:
         said = await g.said("getent", "ahosts", host.hostname, ok=(0, 2))
         found = (line.split()[0].partition("%")[0] for line in said.splitlines() if line.split())
-        return tuple(dict.fromkeys(found))
+        return tuple(dict.fromkeys(address for address in found if _is_address(address)))
 
     async def firewall() -> Firewall:
         try:
@@ -114,6 +114,14 @@ async def network(g: Gathered) -> None:
     async with trio.open_nursery() as nursery:
         nursery.start_soon(g.read, "host_addresses", names)
         nursery.start_soon(g.read, "firewall", firewall)
+
+
+def _is_address(text: str) -> bool:
+    try:
+        ipaddress.ip_address(text)
+    except ValueError:
+        return False
+    return True
 
 
 async def storage(g: Gathered) -> None:

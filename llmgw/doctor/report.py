@@ -22,6 +22,8 @@ class Line:
 
 def lines(facts: Facts, verdicts: Sequence[Verdict], *, unknown: bool = False) -> Iterator[Line]:
     """The report. With ``unknown`` also what could not be told, and what something else explains."""
+    if facts.simulated:
+        yield Line(f"SIMULATED MACHINE: {facts.simulated}")
     yield Line(_machine(facts))
     for verdict in verdicts:
         if verdict.severity is Severity.OK or (

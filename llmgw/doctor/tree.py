@@ -19,7 +19,7 @@ _SWITCHES = frozenset({"0x1af1", "0x22a3"})
 """NVSwitches of A100 and of H100 boards; those of NVLink 5 are not on the bus."""
 _GUESTS = ("qemu", "kvm", "vmware", "virtual machine", "amazon ec2", "google compute", "openstack", "xen", "bochs")
 _GIDS_LOOKED_AT = 16
-_LIMIT = re.compile(r"\d+")
+_NUMBER = re.compile(r"[0-9]{1,9}")
 
 Found = dict[str, Any]
 
@@ -115,7 +115,10 @@ def static(machine: Machine) -> Mapping[str, Callable[[], Any]]:
         return tuple(sorted(reader.names(root / "sys/kernel/mm/memory_peers")))
 
     def numa_balancing() -> int:
-        return int(_LIMIT.match(text("proc/sys/kernel/numa_balancing").strip())[0])  # type: ignore[index]
+        said = text("proc/sys/kernel/numa_balancing").strip()
+        if not _NUMBER.fullmatch(said):
+            raise Missing("/proc/sys/kernel/numa_balancing is no number")
+        return int(said)
 
     def memory() -> Memory:
         said = dict(re.findall(r"^(\w+):\s+(\d+)", text("proc/meminfo"), re.MULTILINE))

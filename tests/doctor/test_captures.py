@@ -75,6 +75,8 @@ async def test_every_capture_gives_a_report(folder: str, tmp_path_factory: pytes
         verdicts = judge(facts, CHECKS)
         assert len(verdicts) == len(CHECKS)
         assert len(list(lines(facts, verdicts, unknown=True))) > 1
+        if seen % 8 != 1:
+            continue
         document = Document("1", False, facts)
         assert from_json(as_json(document, CHECKS), path.name) == document, path.name
     assert seen

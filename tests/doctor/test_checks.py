@@ -12,7 +12,7 @@ from attrs import evolve, frozen
 from fakes.patient import AGENT as UNIT_NAME
 from fakes.patient import DF, LIMITS, MODULES, UNIT, Laid, certificate, interface, lgi
 from llmgw.doctor.checks import CHECKS
-from llmgw.doctor.verdict import Severity
+from llmgw.doctor.verdict import Severity, Verdict
 from llmgw.hardware.fabric import FabricRule, LinkLayer
 from llmgw.settings.catalog import EngineKind
 from llmgw.settings.daemon import EngineInstall
@@ -330,6 +330,10 @@ def specific(name: str, case: Case, root: Path) -> Case:
     return case
 
 
+_GOOD: dict[tuple[str, str], tuple[Verdict, ...]] = {}
+"""A machine that passes one check passes others too: it is examined once."""
+
+
 def test_every_check_has_its_machines() -> None:
     assert set(CASES) == {check.id for check in CHECKS}
 
@@ -341,7 +345,9 @@ async def test_check(name: str, tmp_path_factory: pytest.TempPathFactory) -> Non
     case = specific(name, case, patient.root)
     other = rendered(case.on or case.base, tmp_path_factory)
     check = next(c for c in CHECKS if c.id == name)
-    good = {v.id: v for v in (await examine(patient, case.base, case.also))[1]}
+    if (key := (case.base, str(case.also))) not in _GOOD:
+        _GOOD[key] = (await examine(patient, case.base, case.also))[1]
+    good = {v.id: v for v in _GOOD[key]}
     bad = {v.id: v for v in (await examine(other, case.on or case.base, case.also, case.bad))[1]}
     blind = {v.id: v for v in (await examine(patient, case.base, case.also, case.blind))[1]}
     assert good[name].severity is Severity.OK, good[name]

@@ -103,7 +103,15 @@ async def test_what_an_older_version_did_not_read_is_unknown(tmp_path_factory: p
 
 
 @pytest.mark.parametrize(
-    "said", [[], {}, {"facts": {}}, {"format": 99, "facts": {}}, {"format": 1, "facts": {"cards": 7}}]
+    "said",
+    [
+        [],
+        {},
+        {"facts": {}},
+        {"format": 99, "facts": {}},
+        {"format": 1, "facts": {"cards": 7}},
+        {"format": 1, "facts": {"host_addresses": ["x"]}},
+    ],
 )
 def test_what_is_no_report_is_refused(said: object) -> None:
     with pytest.raises(OperatorError):
@@ -210,6 +218,7 @@ def test_a_machine_without_gpu_says_so_in_three_lines(tmp_path: Path) -> None:
 def test_the_command_replays_its_own_json(tmp_path: Path) -> None:
     render(MACHINES["hgx-h100"], tmp_path / "m")
     write_state(tmp_path / "m", {1: {"ecc": 3}})
+    assert "SIMULATED MACHINE: HGX H100" in cli("--root", str(tmp_path / "m"), "--run-programs").stdout
     kept = cli("--root", str(tmp_path / "m"), "--run-programs", "--json", "--no-redact")
     assert kept.returncode == 1
     (tmp_path / "a.json").write_text(kept.stdout)
