@@ -40,7 +40,17 @@ def test_commands_that_are_shown_exist() -> None:
 
 
 def test_every_command_teaches() -> None:
-    for words in ((), ("server",), ("agent",), ("agent", "inventory"), ("ctl",), ("ca",), ("config",), ("demo",)):
+    for words in (
+        (),
+        ("server",),
+        ("agent",),
+        ("agent", "inventory"),
+        ("ctl",),
+        ("doctor",),
+        ("ca",),
+        ("config",),
+        ("demo",),
+    ):
         done = subprocess.run(
             [sys.executable, "-m", "llmgw", *words, "--help"], capture_output=True, text=True, timeout=30, check=False
         )

@@ -206,12 +206,12 @@ class Smi:
             + leaf("product_name", card["name"])
             + leaf("uuid", card["uuid"])
             + leaf("minor_number", index)
+            + self.diagnosis(index)
             + leaf("compute_mode", "Prohibited" if now.get("prohibited") else "Default")
             + element("mig_mode", leaf("current_mig", mode), leaf("pending_mig", pending))
             + element(
                 "mig_devices", *([self.mig_device(index, i, m) for i, m in enumerate(card["mig"] or ())] or ["None"])
             )
-            + element("pci", leaf("pci_bus_id", bus))
             + self.memory(card["total_mib"], 0 if reset else used)
             + element("bar1_memory_usage", leaf("total", "131072 MiB"), leaf("used", "1 MiB"))
             + element("utilization", leaf("gpu_util", self.utilization(in_mig, reset, now)))
@@ -228,6 +228,37 @@ class Smi:
             + self.fabric(now)
             + element("processes", *(self.process(in_mig, p) for p in processes))
             + "</gpu>"
+        )
+
+    def diagnosis(self, index: int) -> str:
+        """What only the doctor asks for."""
+        now = self.now[index]
+        reasons = ("hw_slowdown", "hw_thermal_slowdown", "hw_power_brake_slowdown")
+        slowed = now.get("slowed", "")
+        prefix = "clocks_event_reason"
+        pcie = (("max_link_gen", 5), ("current_link_gen", now.get("pcie_gen", 5)))
+        width = (("max_link_width", "16x"), ("current_link_width", f"{now.get('lanes', 16)}x"))
+        return (
+            leaf("persistence_mode", "Disabled" if now.get("no_persistence") else "Enabled")
+            + leaf("vbios_version", now.get("vbios", "96.00.A5.00.01"))
+            + leaf("performance_state", "P0")
+            + element(
+                f"{prefix}s", *(leaf(f"{prefix}_{r}", "Active" if r == slowed else "Not Active") for r in reasons)
+            )
+            + element(
+                "ecc_mode",
+                leaf("current_ecc", "Enabled"),
+                leaf("pending_ecc", "Disabled" if now.get("ecc_off") else "Enabled"),
+            )
+            + element(
+                "pci",
+                leaf("pci_bus_id", self.bus_id(index)),
+                element(
+                    "pci_gpu_link_info",
+                    element("pcie_gen", *(leaf(*pair) for pair in pcie)),
+                    element("link_widths", *(leaf(*pair) for pair in width)),
+                ),
+            )
         )
 
     def utilization(self, in_mig: bool, reset: bool, now: dict[str, Any]) -> str:

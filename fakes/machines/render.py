@@ -50,7 +50,8 @@ def write_state(folder: Path, cards: Mapping[int, Mapping[str, Any]] | None = No
     ``cards`` maps an index to any of ``ecc`` (uncorrected errors), ``used_mib``, ``processes`` (lists of pid, name,
     MiB and, under MIG, the GPU and compute instance), ``lost``, ``needs_reset``, ``pending_mig`` (bool),
     ``remap_pending``, ``remap_failed``, ``repair_pending``, ``remapped`` (rows), ``links_down``, ``prohibited``,
-    ``temperature``, ``power``, ``utilization``, ``fabric`` (its state). ``program`` makes all of it ``hang``, report
+    ``temperature``, ``power``, ``utilization``, ``fabric`` (its state), ``slowed`` (the hardware's reason), ``lanes``,
+    ``pcie_gen``, ``vbios``, ``ecc_off`` (pending), ``no_persistence``. ``program`` makes all of it ``hang``, report
     ``mismatch``, ``no-driver`` or a ``lost`` GPU; ``nvml-broken`` breaks NVML alone.
     """
     fresh = folder / ".state.json.new"

@@ -17,6 +17,7 @@ _COMMANDS = {
     "ca": "llmgw.cli.ca",
     "config": "llmgw.cli.config",
     "demo": "llmgw.cli.demo",
+    "doctor": "llmgw.cli.doctor",
 }
 
 EXIT_FAILED = 1
@@ -47,6 +48,7 @@ def cli() -> None:
     Run the control plane:      llmgw server --config server.yaml
     Run a node:                 llmgw agent --config agent.yaml
     See what a node has:        llmgw agent inventory
+    See what is wrong with it:  llmgw doctor
     See what the cluster does:  llmgw ctl status
 
     Exit codes: 0 done, 1 failed, 2 wrong usage or configuration, 3 the control plane cannot be reached.

@@ -47,7 +47,10 @@ class Machine(Protocol):
         ...
 
     async def ask(self, program: str, *args: str) -> Ran:
-        """Run ``nvidia-smi``, ``nvml`` or ``ip``. Raises :class:`DiscoveryError` when it cannot be started."""
+        """Run a program such as ``nvidia-smi``, ``nvml`` or ``ip``.
+
+        Raises :class:`DiscoveryError` when it cannot be started.
+        """
         ...
 
 
@@ -120,7 +123,7 @@ class LiveMachine:
         if program == "nvidia-smi" and self._config.nvidia_smi is not None:
             return (self._config.nvidia_smi,)
         if self._root != Path("/"):
-            below = self._root / _BELOW_ROOT[program]
+            below = self._root / _BELOW_ROOT.get(program, f"usr/bin/{program}")
             found = str(below) if os.access(below, os.X_OK) else None
         elif program == "nvml":
             # A process of its own: a call that hangs in the driver cannot be cancelled, and a library that was

@@ -1,0 +1,211 @@
+"""``llmgw doctor``: what is wrong with this machine and how to put it right."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+import trio
+from attrs import evolve
+
+from llmgw import __version__
+from llmgw.cli.files import agent_config
+from llmgw.errors import OperatorError
+from llmgw.settings.daemon import Discovery
+
+if TYPE_CHECKING:
+    from llmgw.discovery.machine import Machine
+    from llmgw.doctor.document import Document
+    from llmgw.doctor.facts import Facts
+    from llmgw.doctor.verdict import Check
+
+TIMEOUT_S = 8.0
+"""The longest that one program is waited for: the whole ends within 20 s."""
+
+_DIAL_S = 3.0
+_PATIENCE_S = 3.0
+_COLOURS = {"fail": "red", "warn": "yellow", "info": "cyan", "unknown": "magenta"}
+
+
+@click.command(name="doctor")
+@click.option("--config", "path", type=click.Path(path_type=Path), default=Path("/etc/llmgw/agent.yaml"),
+              show_default=True, envvar="LLMGW_AGENT_CONFIG", help="agent.yaml, where there is one.")  # fmt: skip
+@click.option(
+    "--only", multiple=True, metavar="ID", help="Only these checks: an id, or how ids begin (gpu, port.down)."
+)
+@click.option("--skip", multiple=True, metavar="ID", help="Not these checks.")
+@click.option("--explain", metavar="ID", help="Say what a check is about, and check nothing.")
+@click.option("--strict", is_flag=True, help="Exit code 3 when there are warnings.")
+@click.option("--unknown", is_flag=True, help="Also list what could not be told, and what follows from something else.")
+@click.option("--json", "as_json", is_flag=True, help="All facts and findings, for support; see --from.")
+@click.option("--schema", is_flag=True, help="Print the JSON schema of what --json prints, and nothing else.")
+@click.option("--no-redact", is_flag=True, help="With --json: keep host names, addresses and UUIDs.")
+@click.option("--from", "source", type=click.Path(path_type=Path, exists=True, dir_okay=False), metavar="FILE",
+              help="Judge what --json wrote, instead of this machine.")  # fmt: skip
+@click.option("--diff", nargs=2, type=click.Path(path_type=Path, exists=True, dir_okay=False), metavar="A B",
+              help="Say what is different between two files that --json wrote.")  # fmt: skip
+@click.option("--root", type=click.Path(path_type=Path, exists=True, file_okay=False),
+              help="Read this folder: a capture, or one that stands in for a machine's root.")  # fmt: skip
+@click.option("--run-programs", is_flag=True,
+              help="With --root: run that folder's programs. Only for a folder of your own.")  # fmt: skip
+@click.pass_context
+def command(
+    ctx: click.Context, path: Path, only: tuple[str, ...], skip: tuple[str, ...], explain: str | None, strict: bool,
+    unknown: bool, as_json: bool, schema: bool, no_redact: bool, source: Path | None, diff: tuple[Path, Path] | None,
+    root: Path | None, run_programs: bool,
+) -> None:  # fmt: skip
+    """Check this machine: GPUs, NVLink, fabrics, limits, names, engines. Changes nothing.
+
+    Exit codes: 0 nothing failed, 1 something failed, 2 the doctor itself could not run, 3 warnings with --strict.
+    """
+    from llmgw.doctor.checks import CHECKS
+    from llmgw.doctor.document import difference
+    from llmgw.doctor.report import exit_code, explained, lines
+    from llmgw.doctor.verdict import chosen, judge
+
+    if schema:
+        click.echo(json.dumps(document_schema(), indent=2))
+        return
+    for name in (*only, *skip, *((explain,) if explain else ())):
+        if not chosen(CHECKS, (name,), ()):
+            raise OperatorError(name, "is no check, and none begins so", "all of them are in docs/doctor.md")
+    checks = chosen(CHECKS, only, skip)
+    if explain is not None:
+        for check in chosen(CHECKS, (explain,), ()):
+            click.echo("\n".join(explained(check)))
+        return
+    if diff is not None:
+        click.echo("\n".join(difference(_load(diff[0]), _load(diff[1]), checks)) or "no difference")
+        return
+    document = _load(source) if source is not None else _read(path, root, run_programs=run_programs or root is None)
+    if as_json:
+        _print(document, checks, keep=no_redact, live=source is None and root is None)
+    verdicts = judge(document.facts, checks)
+    if not as_json:
+        for line in lines(document.facts, verdicts, unknown=unknown):
+            click.secho(line.text, fg=_COLOURS.get(line.severity.value) if line.severity else None)
+    ctx.exit(exit_code(verdicts, strict=strict))
+
+
+def document_schema() -> dict[str, Any]:
+    """The JSON schema of what ``--json`` prints."""
+    from llmgw.cli.schema import json_schema
+    from llmgw.doctor.document import FORMAT
+    from llmgw.doctor.facts import Facts
+    from llmgw.doctor.network import Plan
+    from llmgw.doctor.verdict import Verdict
+
+    facts, verdict, plan = (json_schema(kind) for kind in (Facts, Verdict, Plan))
+    defs: dict[str, Any] = {}
+    for kind, made in (("Facts", facts), ("Verdict", verdict), ("Plan", plan)):
+        defs |= made.pop("$defs")
+        defs[kind] = {k: v for k, v in made.items() if k not in ("$schema", "title")}
+    return {
+        "$schema": facts["$schema"],
+        "title": "llmgw doctor --json",
+        "type": "object",
+        "properties": {
+            "format": {"type": "integer", "maximum": FORMAT},
+            "llmgw": {"type": "string", "description": "The version that read the facts."},
+            "redacted": {"type": "boolean"},
+            "findings": {"type": "array", "items": {"$ref": "#/$defs/Verdict"}},
+            "network": {"type": "array", "items": {"$ref": "#/$defs/Plan"}},
+            "facts": {"$ref": "#/$defs/Facts"},
+        },
+        "required": ["format", "llmgw", "redacted", "findings", "network", "facts"],
+        "$defs": dict(sorted(defs.items())),
+    }
+
+
+def _load(path: Path) -> Document:
+    from llmgw.doctor.document import from_json
+
+    try:
+        return from_json(json.loads(path.read_bytes()), str(path))
+    except (OSError, ValueError) as wrong:
+        raise OperatorError(str(path), f"cannot be read ({type(wrong).__name__})", "") from wrong
+
+
+def _print(document: Document, checks: Sequence[Check], *, keep: bool, live: bool) -> None:
+    from llmgw.doctor.document import as_json
+    from llmgw.doctor.redact import redacted
+
+    if not keep and not document.redacted:
+        key = _key(document.facts, live=live)
+        document = evolve(document, redacted=True, facts=redacted(document.facts, key))
+    click.echo(json.dumps(as_json(document, checks), indent=2))
+
+
+def _key(facts: Facts, *, live: bool) -> bytes:
+    """What names are hidden with: this machine's own secret, so that two days of one machine can be compared."""
+    secret = b""
+    if live:
+        try:
+            secret = Path("/etc/machine-id").read_bytes()
+        except OSError:
+            secret = b""
+    return hashlib.sha256(secret + facts.host.hostname.encode() + (b"" if secret else repr(facts).encode())).digest()
+
+
+def _read(path: Path, root: Path | None, *, run_programs: bool) -> Document:
+    from llmgw.discovery.capture import CapturedMachine, is_capture
+    from llmgw.discovery.machine import FilesOnly, LiveMachine, programs_of
+    from llmgw.doctor.document import Document
+    from llmgw.doctor.gather import Asker
+
+    # What this node was told says nothing of a folder from elsewhere.
+    config = agent_config(path) if path.exists() and (root is None or str(path) != "/etc/llmgw/agent.yaml") else None
+    discovery = Discovery() if config is None else config.discovery
+    if root is not None:
+        discovery = Discovery(root=str(root.resolve()))
+    discovery = evolve(discovery, timeout_s=min(TIMEOUT_S, discovery.timeout_s))
+    rules = () if config is None else config.fabrics
+    folder = Path(discovery.root)
+    machine: Machine
+    if is_capture(folder):
+        machine = captured = CapturedMachine(folder)
+        rules = captured.rules
+    elif run_programs:
+        machine = LiveMachine(discovery)
+    elif there := programs_of(folder):
+        raise OperatorError(
+            f"--root {root}",
+            f"holds programs ({', '.join(str(p.relative_to(folder)) for p in there)}), and is no capture",
+            "a folder that somebody sent could hold anything; for one that you made yourself add --run-programs",
+        )
+    else:
+        machine = FilesOnly(discovery)
+    live = root is None and discovery.root == "/"
+    asker = Asker(machine, discovery, config, rules, os.environ if live else {}, _dial if live else None)
+    return Document(__version__, False, trio.run(_patiently, asker))
+
+
+async def _dial(host: str, port: int) -> str:
+    """Why an address cannot be reached; empty when it can."""
+    with trio.move_on_after(_DIAL_S):
+        try:
+            stream = await trio.open_tcp_stream(host, port)
+        except OSError as failed:
+            return failed.strerror or str(failed)
+        await trio.aclose_forcefully(stream)
+        return ""
+    return f"no answer within {_DIAL_S:g} s"
+
+
+async def _patiently(asker: Any) -> Facts:
+    from llmgw.doctor.collect import collect
+
+    async def say() -> None:
+        await trio.sleep(_PATIENCE_S)
+        click.echo(f"still reading; what hangs is left behind after {asker.config.timeout_s:g} s", err=True)
+
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(say)
+        found = await collect(asker)
+        nursery.cancel_scope.cancel(reason="read")
+    return found

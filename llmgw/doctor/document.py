@@ -1,0 +1,115 @@
+"""The facts and what follows from them as one JSON document, read back to the same facts. Pure.
+
+Only the facts are read back: verdicts are made anew, so that the same report comes of them anywhere.
+"""
+
+from __future__ import annotations
+
+import ipaddress
+from collections.abc import Iterator, Sequence
+from typing import Any, get_type_hints
+
+import attrs
+import cattrs
+
+from llmgw.doctor.facts import Facts, Unread
+from llmgw.doctor.network import plans
+from llmgw.doctor.verdict import Check, Severity, judge
+from llmgw.errors import OperatorError
+from llmgw.settings.convert import strict_converter
+
+FORMAT = 1
+_VOLATILE = frozenset({"now", "counters", "counted_s", "kernel_log", "fabric_manager_log", "unread"})
+"""Facts that differ at every reading, and those that are lists of lines: their findings are compared instead."""
+
+
+@attrs.frozen
+class Document:
+    """What `--json` prints, but for what is made of the facts. ``llmgw`` is the version that read them."""
+
+    llmgw: str
+    redacted: bool
+    facts: Facts
+
+
+def as_json(document: Document, checks: Sequence[Check]) -> dict[str, Any]:
+    """The document as plain values, in an order that is always the same."""
+    convert = strict_converter()
+    return {
+        "format": FORMAT,
+        "llmgw": document.llmgw,
+        "redacted": document.redacted,
+        "findings": [convert.unstructure(v) for v in judge(document.facts, checks)],
+        "network": [convert.unstructure(plan) for plan in plans(document.facts)],
+        "facts": convert.unstructure(document.facts),
+    }
+
+
+def from_json(said: Any, thing: str) -> Document:
+    """Read a document, also of an older version: facts that it lacks are unread. Raises :class:`OperatorError`."""
+    remedy = "make it with: llmgw doctor --json"
+    if not isinstance(said, dict) or not isinstance(facts := said.get("facts"), dict):
+        raise OperatorError(thing, "is no report of llmgw doctor", remedy)
+    if not isinstance(said.get("format"), int) or said["format"] > FORMAT:
+        raise OperatorError(thing, f"has format {said.get('format')}, {FORMAT} is known", "use the llmgw that made it")
+    convert = strict_converter(forbid_unknown=False)
+    known: dict[str, Any] = {}
+    unread: list[Unread] = []
+    hints = get_type_hints(Facts)
+    try:
+        for field in attrs.fields(Facts):
+            if field.name in facts:
+                known[field.name] = convert.structure(facts[field.name], hints[field.name])
+            else:
+                unread.append(Unread(field.name, "the report is of an older version that did not read it"))
+        _addresses(Facts(**known))
+    except (ValueError, TypeError, KeyError, cattrs.BaseValidationError) as wrong:
+        raise OperatorError(thing, f"has facts of another shape ({type(wrong).__name__})", remedy) from wrong
+    known["unread"] = (*known.get("unread", ()), *unread)
+    return Document(str(said.get("llmgw", "")), said.get("redacted") is True, Facts(**known))
+
+
+def _addresses(facts: Facts) -> None:
+    """Raise ``ValueError`` for an address that is none: checks count on them."""
+    for things in (facts.netdevs, facts.adapters):
+        for thing in things:
+            for address in thing.addresses:
+                ipaddress.ip_interface(address)
+    for address in facts.host_addresses:
+        ipaddress.ip_address(address)
+
+
+def difference(a: Document, b: Document, checks: Sequence[Check]) -> Iterator[str]:
+    """What changed from one report to another: findings first, then facts, each on a line."""
+    one, two = ({v.id: v for v in judge(d.facts, checks)} for d in (a, b))
+    for name in one:
+        before, after = one[name], two[name]
+        if (before.severity, before.text) != (after.severity, after.text):
+            for mark, verdict in (("-", before), ("+", after)):
+                if verdict.severity is not Severity.OK:
+                    yield f"{mark} {verdict.severity.value} {name}: {verdict.text}"
+    convert = strict_converter()
+    for field in attrs.fields(Facts):
+        if field.name in _VOLATILE:
+            continue
+        old, new = (dict(_flat(convert.unstructure(getattr(d.facts, field.name)), field.name)) for d in (a, b))
+        for path in dict.fromkeys((*old, *new)):
+            if old.get(path) != new.get(path):
+                yield f"  {path}: {_shown(old.get(path))} -> {_shown(new.get(path))}"
+
+
+def _shown(value: Any) -> str:
+    return "nothing" if value in (None, "") else str(value)
+
+
+def _flat(value: Any, path: str) -> Iterator[tuple[str, Any]]:
+    """Every leaf with its path. Things of a list go by their name where they have one."""
+    if isinstance(value, dict):
+        for key, inner in value.items():
+            yield from _flat(inner, f"{path}.{key}")
+    elif isinstance(value, list | tuple):
+        for number, inner in enumerate(value):
+            name = inner.get("name") or inner.get("label") if isinstance(inner, dict) else None
+            yield from _flat(inner, f"{path}[{name or number}]")
+    else:
+        yield path, value

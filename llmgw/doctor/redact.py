@@ -1,0 +1,113 @@
+"""Facts without what names a machine: host names, addresses, UUIDs, secrets. Pure.
+
+What is the same stays the same and networks stay networks, so that every check comes to the same verdict: of an IPv4
+address the first eight bits are kept and each other bit is turned by a keyed hash of those before it (the scheme of
+Crypto-PAn, J. Xu et al., 2002). Addresses that mean something by themselves are left.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import ipaddress
+import re
+from collections.abc import Callable
+from typing import Any
+
+from llmgw.doctor.facts import Facts
+from llmgw.settings.convert import strict_converter
+
+HOST = "this-host"
+_KEPT_BITS = 8
+_AS_THEY_ARE = frozenset(
+    {"firmware", "version", "kernel", "nccl", "cuda", "cuda_version", "vbios", "system", "pci_address"}
+)
+_V4 = re.compile(r"(?<![\w.])(\d{1,3}(?:\.\d{1,3}){3})(?![\w.])")
+_V6 = re.compile(r"(?<![\w:.])([0-9A-Fa-f]{0,4}(?::[0-9A-Fa-f]{0,4}){2,7})(?![\w:.])")
+_UUID = re.compile(r"\b([0-9a-fA-F]{8}(?:-[0-9a-fA-F]{4}){3}-[0-9a-fA-F]{12})\b")
+_MAC = re.compile(r"\b(?:[0-9a-fA-F]{2}:){5}[0-9a-fA-F]{2}\b")
+_SECRET = re.compile(r"(?i)\b([\w-]*(?:token|key|secret|passw)[\w-]*=)\S+")
+_COMMON = frozenset({"localhost", "node", "host", "server", "nvidia", "cuda", "linux", "ubuntu", "debian", HOST})
+
+
+def redacted(facts: Facts, key: bytes) -> Facts:
+    """The same facts with names and numbers replaced; with the same ``key`` by the same ones."""
+    convert = strict_converter()
+    plain = convert.unstructure(facts)
+    blank = _blanker(facts.host.hostname, key)
+    said = {name: value if name in _AS_THEY_ARE else _walk(value, blank) for name, value in plain.items()}
+    said["host"] |= {"hostname": HOST, "boot_id": ""}
+    for engine in said["engines"]:
+        engine["command"] = _without_keys(engine["command"])
+    return convert.structure(said, Facts)
+
+
+def _walk(value: Any, blank: Callable[[str], str]) -> Any:
+    if isinstance(value, dict):
+        return {k: v if k in _AS_THEY_ARE else _walk(v, blank) for k, v in value.items()}
+    if isinstance(value, list | tuple):
+        return [_walk(inner, blank) for inner in value]
+    return blank(value) if isinstance(value, str) else value
+
+
+def _without_keys(words: list[str]) -> list[str]:
+    return [
+        "hidden" if n and "key" in words[n - 1] and words[n - 1].startswith("-") else w for n, w in enumerate(words)
+    ]
+
+
+def _blanker(hostname: str, key: bytes) -> Callable[[str], str]:
+    names = [n for n in (hostname, hostname.partition(".")[0]) if len(n) > 3 and n.lower() not in _COMMON]
+    host = re.compile(rf"(?<![\w.-])(?:{'|'.join(map(re.escape, names))})(?![\w-])") if names else None
+
+    def blank(text: str) -> str:
+        text = _UUID.sub(lambda m: _uuid(m[1], key), text)
+        text = _MAC.sub("00:00:00:00:00:00", text)
+        text = _SECRET.sub(lambda m: f"{m[1]}hidden", text)
+        text = _V4.sub(lambda m: _v4(m[1], key), text)
+        text = _V6.sub(lambda m: _v6(m[1], key), text)
+        return text if host is None else host.sub(HOST, text)
+
+    return blank
+
+
+def _digest(key: bytes, text: str) -> str:
+    return hashlib.sha256(key + text.encode()).hexdigest()
+
+
+def _uuid(text: str, key: bytes) -> str:
+    if not text.strip("0-"):
+        return text
+    made = _digest(key, text.lower())
+    return f"{made[:8]}-{made[8:12]}-{made[12:16]}-{made[16:20]}-{made[20:32]}"
+
+
+def _v4(text: str, key: bytes) -> str:
+    try:
+        address = ipaddress.IPv4Address(text)
+    except ValueError:
+        return text
+    if address.is_loopback or address.is_link_local or address.is_unspecified or address.is_multicast:
+        return text
+    bits = f"{int(address):032b}"
+    made = bits[:_KEPT_BITS]
+    for at in range(_KEPT_BITS, 32):
+        made += str(int(bits[at]) ^ (int(_digest(key, bits[:at])[0], 16) & 1))
+    changed = ipaddress.IPv4Address(int(made, 2))
+    # 169.254 means something: whatever lands there by chance stays what it was not.
+    return f"169.0.{str(changed).split('.', 2)[2]}" if changed.is_link_local else str(changed)
+
+
+def _v6(text: str, key: bytes) -> str:
+    try:
+        address = ipaddress.IPv6Address(text)
+    except ValueError:
+        return text
+    if address.is_loopback or address.is_link_local or address.is_unspecified:
+        return text
+    made = _digest(key, str(address))
+    network = _digest(key, bin(int(address) >> 64))
+    return str(
+        ipaddress.IPv6Address(
+            f"2001:db8:{network[:4]}:{network[4:8]}:{made[:4]}:{made[4:8]}:{made[8:12]}:{made[12:16]}"
+        )
+    )

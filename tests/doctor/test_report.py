@@ -1,0 +1,248 @@
+"""The report: causes before consequences, exit codes, replay byte for byte, redaction, differences."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+import trio
+from attrs import evolve
+
+from fakes.machines import MACHINES, render, write_state
+from fakes.patient import Patient
+from llmgw.cli.doctor import document_schema
+from llmgw.discovery.command import Ran
+from llmgw.discovery.machine import LiveMachine
+from llmgw.doctor.checks import CHECKS
+from llmgw.doctor.collect import collect
+from llmgw.doctor.document import Document, as_json, difference, from_json
+from llmgw.doctor.facts import Facts
+from llmgw.doctor.gather import Asker
+from llmgw.doctor.network import plans
+from llmgw.doctor.redact import redacted
+from llmgw.doctor.report import exit_code, lines, manual
+from llmgw.doctor.verdict import Check, Finding, Severity, chosen, judge
+from llmgw.errors import OperatorError
+from llmgw.settings.daemon import Discovery
+from tests.doctor.beds import Change, examine, facts_of, rendered
+
+TOP = Path(__file__).resolve().parents[2]
+
+
+def text(facts: Facts, *, unknown: bool = False) -> str:
+    return "\n".join(line.text for line in lines(facts, judge(facts, CHECKS), unknown=unknown))
+
+
+def cli(*args: str) -> subprocess.CompletedProcess[str]:
+    env = {"PATH": os.environ["PATH"], "PYTHONPATH": str(TOP)}
+    return subprocess.run(
+        [sys.executable, "-m", "llmgw", "doctor", *args],
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+        env=env,
+    )
+
+
+async def test_a_cause_hides_what_follows_from_it(tmp_path_factory: pytest.TempPathFactory) -> None:
+    patient = rendered("hgx-h100", tmp_path_factory)
+    _, verdicts = await examine(patient, "hgx-h100", Change(more={"program": "no-driver"}))
+    hidden = [v.id for v in verdicts if v.hidden_by == "gpu.driver.unreachable"]
+    assert {"gpu.lost", "nvlink.down", "nvswitch.fm.not-running", "gpu.ecc.uncorrectable"} <= set(hidden)
+    shown = [v.id for v in verdicts if v.severity in (Severity.FAIL, Severity.WARN) and not v.hidden_by]
+    assert shown == ["gpu.driver.unreachable"]
+
+
+def test_causes_are_followed_to_the_first_that_speaks() -> None:
+    def check(name: str, because: tuple[str, ...], *, found: bool) -> Check:
+        return Check(name, Severity.FAIL, (), lambda _: Finding("x") if found else None, "do", "means", because)
+
+    table = (check("a", (), found=True), check("b", ("a",), found=False), check("c", ("b",), found=True))
+    assert {v.id: v.hidden_by for v in judge(Facts(), table)} == {"a": "", "b": "", "c": "a"}
+
+
+def test_exit_codes() -> None:
+    def verdicts(severity: Severity) -> int:
+        found = judge(Facts(), (Check("a", severity, (), lambda _: Finding("x"), "do", "m"),))
+        return exit_code(found, strict=True) * 10 + exit_code(found, strict=False)
+
+    assert [verdicts(s) for s in (Severity.FAIL, Severity.WARN, Severity.INFO)] == [11, 30, 0]
+
+
+def test_checks_are_chosen_by_the_parts_of_their_names() -> None:
+    assert {c.id for c in chosen(CHECKS, ("gpu.ecc",), ())} == {"gpu.ecc.uncorrectable", "gpu.ecc.mode"}
+    assert not chosen(CHECKS, ("gp",), ())
+    assert not any(c.id.startswith("gpu.") for c in chosen(CHECKS, (), ("gpu",)))
+
+
+async def test_the_same_report_comes_of_the_file(tmp_path_factory: pytest.TempPathFactory) -> None:
+    patient = rendered("hgx-b200", tmp_path_factory)
+    facts = await facts_of(patient, "hgx-b200", Change(cards={2: {"ecc": 4}}, said={"lspci": None}))
+    document = Document("1", False, facts)
+    written = json.dumps(as_json(document, CHECKS))
+    again = from_json(json.loads(written), "file")
+    assert again == document
+    assert text(again.facts) == text(facts)
+    assert json.dumps(as_json(again, CHECKS)) == written
+
+
+async def test_what_an_older_version_did_not_read_is_unknown(tmp_path_factory: pytest.TempPathFactory) -> None:
+    facts = await facts_of(rendered("hgx-h100", tmp_path_factory), "hgx-h100")
+    said = as_json(Document("1", False, facts), CHECKS)
+    del said["facts"]["acs"]
+    old = from_json(said, "file")
+    assert [(v.id, v.severity) for v in judge(old.facts, CHECKS) if v.severity is Severity.UNKNOWN] == [
+        ("pci.acs", Severity.UNKNOWN)
+    ]
+
+
+@pytest.mark.parametrize(
+    "said",
+    [
+        [],
+        {},
+        {"facts": {}},
+        {"format": 99, "facts": {}},
+        {"format": 1, "facts": {"cards": 7}},
+        {"format": 1, "facts": {"host_addresses": ["x"]}},
+    ],
+)
+def test_what_is_no_report_is_refused(said: object) -> None:
+    with pytest.raises(OperatorError):
+        from_json(said, "file")
+
+
+@pytest.mark.parametrize("name", ["hgx-h100", "hgx-b200"])
+async def test_redaction_hides_names_and_changes_no_verdict(
+    name: str, tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    patient = rendered(name, tmp_path_factory)
+    changes = Change(
+        files={"proc/900/environ": "VLLM_HOST_IP=10.9.9.9\0NCCL_IB_GID_INDEX=1\0"},
+        said={"getent": "127.0.1.1 STREAM gpu-node-07\n", "dmesg": "NVRM: Xid (PCI:0000:33:00): 79, gpu-node-07\n"},
+    )
+    facts = await facts_of(patient, name, changes)
+    hidden = redacted(facts, b"key")
+    before, after = ([(v.id, v.severity, v.hidden_by) for v in judge(f, CHECKS)] for f in (facts, hidden))
+    assert before == after
+    written = json.dumps(as_json(Document("1", True, hidden), CHECKS))
+    for secret in ("gpu-node-07", "10.1.0.5", "10.30.0.2", "10.20.0.11", facts.cards[0].reading.uuid, "b00t"):
+        assert secret not in written
+    assert "127.0.1.1" in written
+    assert redacted(facts, b"key") == hidden
+    assert redacted(facts, b"other") != hidden
+
+
+async def test_secrets_in_commands_are_hidden(tmp_path_factory: pytest.TempPathFactory) -> None:
+    facts = await facts_of(rendered("hgx-h100", tmp_path_factory), "hgx-h100")
+    engine = evolve(facts.engines[0], command=("docker", "-e", "HF_TOKEN=hf_abc", "--api-key", "sk-1", "serve"))
+    shown = redacted(evolve(facts, engines=(engine,)), b"k").engines[0].command
+    assert shown == ("docker", "-e", "HF_TOKEN=hidden", "--api-key", "hidden", "serve")
+
+
+async def test_difference_names_what_changed(tmp_path_factory: pytest.TempPathFactory) -> None:
+    patient = rendered("hgx-h100", tmp_path_factory)
+    a = Document("1", False, await facts_of(patient, "hgx-h100"))
+    b = Document("1", False, await facts_of(patient, "hgx-h100", Change(said={"timedatectl": "NTPSynchronized=no\n"})))
+    assert list(difference(a, a, CHECKS)) == []
+    assert list(difference(a, b, CHECKS)) == [
+        "+ fail time.sync: Nothing keeps this machine's clock right.",
+        "  clock.synchronized: True -> False",
+    ]
+
+
+async def test_the_network_of_a_rank_is_what_engines_are_given(tmp_path_factory: pytest.TempPathFactory) -> None:
+    patient = rendered("hgx-b200", tmp_path_factory)
+    (plan,) = plans(await facts_of(patient, "hgx-b200"))
+    assert {v.name: v.value for v in plan.variables} == {
+        "NCCL_IB_HCA": "=" + ",".join(f"mlx5_{n}:1" for n in range(4, 12)),
+        "NCCL_IB_GID_INDEX": "3",
+        "NCCL_SOCKET_IFNAME": "=mgmt0",
+        "GLOO_SOCKET_IFNAME": "mgmt0",
+    }
+    assert plan.ports == plan.meant
+    assert plan.interfaces == ("mgmt0",)
+    off = Change(
+        files={"root/.nccl.conf": "NCCL_IB_DISABLE=1\nNCCL_IB_HCA=mlx5_0\n", "etc/nccl.conf": "NCCL_IB_DISABLE=0\n"}
+    )
+    (plan,) = plans(await facts_of(patient, "hgx-b200", off))
+    # What llmgw sets wins over files, and the user's file over the system's.
+    assert (plan.ports, [(v.name, v.source) for v in plan.overridden]) == (
+        (),
+        [("NCCL_IB_DISABLE", "/root/.nccl.conf")],
+    )
+
+
+class Silent(Patient):
+    async def ask(self, program: str, *args: str) -> Ran:
+        await trio.sleep_forever()
+        raise AssertionError
+
+
+async def test_what_does_not_answer_is_left_behind(tmp_path: Path) -> None:
+    render(MACHINES["l40s-2"], tmp_path)
+    began = time.monotonic()
+    facts = await collect(Asker(Silent(tmp_path), Discovery(root=str(tmp_path)), gap_s=0), whole_s=0.5)
+    assert time.monotonic() - began < 5
+    unread = {u.fact: u.why for u in facts.unread}
+    assert unread["cards"] == unread["kernel_log"] == "was not read within 0.5 s"
+    assert len(facts.pci_gpus) == 2
+
+
+async def test_a_driver_that_hangs_is_the_finding(tmp_path: Path) -> None:
+    render(MACHINES["l40s-2"], tmp_path)
+    write_state(tmp_path, program="hang")
+    config = Discovery(root=str(tmp_path), timeout_s=0.4)
+    began = time.monotonic()
+    facts = await collect(Asker(LiveMachine(config), config, gap_s=0))
+    assert time.monotonic() - began < 6
+    verdicts = judge(facts, CHECKS)
+    assert (verdicts[0].id, verdicts[0].severity) == ("gpu.driver.unreachable", Severity.FAIL)
+    assert "did not answer within 0.4 s" in verdicts[0].text
+
+
+def test_a_machine_without_gpu_says_so_in_three_lines(tmp_path: Path) -> None:
+    (tmp_path / "sys/bus/pci/devices").mkdir(parents=True)
+    done = cli("--root", str(tmp_path))
+    assert (done.returncode, done.stderr) == (0, "")
+    assert len(done.stdout.splitlines()) == 3
+    assert "no NVIDIA GPU" in done.stdout
+
+
+def test_the_command_replays_its_own_json(tmp_path: Path) -> None:
+    render(MACHINES["hgx-h100"], tmp_path / "m")
+    write_state(tmp_path / "m", {1: {"ecc": 3}})
+    assert "SIMULATED MACHINE: HGX H100" in cli("--root", str(tmp_path / "m"), "--run-programs").stdout
+    kept = cli("--root", str(tmp_path / "m"), "--run-programs", "--json", "--no-redact")
+    assert kept.returncode == 1
+    (tmp_path / "a.json").write_text(kept.stdout)
+    again = cli("--from", str(tmp_path / "a.json"), "--json", "--no-redact")
+    assert again.stdout == kept.stdout
+    short = cli("--from", str(tmp_path / "a.json"), "--only", "gpu.ecc")
+    assert "fail    gpu.ecc.uncorrectable" in short.stdout
+    assert "docs/doctor.md#gpueccuncorrectable" in short.stdout
+    (tmp_path / "b.json").write_text(cli("--from", str(tmp_path / "a.json"), "--json").stdout)
+    blanked = cli("--from", str(tmp_path / "b.json"), "--json")
+    assert blanked.stdout == (tmp_path / "b.json").read_text()
+
+
+def test_what_the_command_refuses() -> None:
+    assert cli("--only", "gpu.nothing").returncode == 2
+    assert cli("--explain", "pci.acs").stdout.startswith("pci.acs (warn)")
+
+
+def test_the_documentation_has_every_check() -> None:
+    page = (TOP / "docs/doctor.md").read_text()
+    assert page.partition("## The checks\n\n")[2] == manual(CHECKS), (
+        "write it anew: python -m llmgw.doctor docs/doctor.md"
+    )
+
+
+def test_the_schema_is_in_the_documentation() -> None:
+    assert json.loads((TOP / "docs/doctor.schema.json").read_text()) == document_schema()
