@@ -178,8 +178,9 @@ async def test_memlock_that_is_good_on_paper(limit: str, fails: bool, tmp_path: 
     said = {
         "systemctl show llmgw-agent.service": "LoadState=loaded\nLimitMEMLOCK=infinity\nNeedDaemonReload=yes\nMainPID=900\n"
     }
-    _, verdicts = await read(tmp_path, (), files=files, said=said)
+    facts, verdicts = await read(tmp_path, (), files=files, said=said)
     found = verdicts["agent.memlock.running"]
+    assert facts.limits.memlock_bytes == (int(limit) if fails else None)
     assert (found.severity is Severity.FAIL) is fails
     if fails:
         assert "running agent" in found.text
