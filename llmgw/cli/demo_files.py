@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import json
 import os
+import secrets
 import shutil
 import socket
 import subprocess
 import sys
 import time
-from contextlib import ExitStack
 from enum import StrEnum
 from pathlib import Path
 
@@ -19,6 +19,7 @@ from llmgw.errors import OperatorError
 from llmgw.link import ca
 
 NODE = "demo-node"
+_FIRST_PORT, _PORTS = 12_000, 18_000
 MACHINE = "hgx-h100"
 
 
@@ -119,10 +120,21 @@ def _is_cpu_build(vllm: str) -> bool:
 
 
 def free_ports(count: int) -> list[int]:
-    """Loopback ports that nothing listens on right now."""
-    with ExitStack() as held:
-        sockets = [held.enter_context(socket.create_server(("127.0.0.1", 0))) for _ in range(count)]
-        return [s.getsockname()[1] for s in sockets]
+    """Loopback ports that nothing listens on right now.
+
+    Below those that the kernel gives to connections: one that is taken into use later is not lost to one meanwhile.
+    """
+    found: list[int] = []
+    while len(found) < count:
+        port = _FIRST_PORT + secrets.randbelow(_PORTS)
+        try:
+            with socket.socket() as trial:
+                trial.bind(("127.0.0.1", port))
+        except OSError:
+            continue
+        if port not in found:
+            found.append(port)
+    return found
 
 
 def prepare(folder: Path, engine: Engine, router_port: int | None) -> Demo:
