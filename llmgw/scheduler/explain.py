@@ -47,7 +47,6 @@ class DecisionKind(StrEnum):
     """What a reconcile pass can decide."""
 
     PLACE = "place"
-    START = "start"
     DRAIN = "drain"
     STOP = "stop"
     RESTART = "restart"
