@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 from collections.abc import Iterator
 
 import pytest
@@ -14,6 +15,10 @@ _PATIENT = [HealthCheck.too_slow]
 settings.register_profile("usual", deadline=None, suppress_health_check=_PATIENT)
 settings.register_profile("long", max_examples=2000, deadline=None, suppress_health_check=_PATIENT)
 settings.load_profile("usual")
+
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+    # A shell lets what it starts in the background ignore Ctrl-C, and every process that a test starts would inherit it.
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 @pytest.fixture(autouse=True)
