@@ -34,13 +34,15 @@ _LORA_PATH = re.compile(r"[^-\s,=\x00-\x1f\x7f][^\s,=\x00-\x1f\x7f]{0,1023}")
 _OURS: Mapping[EngineKind, tuple[str, ...]] = {
     EngineKind.VLLM: (
         "--host", "--port", "--uds", "--api-key", "--served-model-name", "--model", "--tensor-parallel-size", "-tp",
-        "--pipeline-parallel-size", "-pp", "--nnodes", "--node-rank", "--master-addr", "--master-port", "--headless",
+        "--pipeline-parallel-size", "-pp", "--nnodes", "-n", "--node-rank", "-r", "--master-addr",
+        "--master-port", "--headless",
         "--data-parallel-size", "-dp", "--data-parallel-size-local", "-dpl", "--data-parallel-rank", "-dpn",
         "--data-parallel-start-rank", "-dpr", "--data-parallel-address", "-dpa", "--data-parallel-rpc-port", "-dpp",
         "--data-parallel-external-lb", "-dpe", "--data-parallel-hybrid-lb", "-dph", "-dpm",
         "--data-parallel-multi-port-external-lb", "--enable-expert-parallel", "-ep", "--runner", "--convert", "--task",
         "--lora-modules", "--device-ids", "--grpc", "--ssl-keyfile", "--ssl-certfile", "--root-path", "--tool-server",
-        "--config", "--middleware", "--grpc-port", "--data-parallel-supervisor-port",
+        "--config", "--middleware", "--grpc-port", "--data-parallel-supervisor-port", "--no-enable-expert-parallel",
+        "--disable-expert-parallel", "--hf-token",
     ),
     EngineKind.SGLANG: (
         "--host", "--port", "--api-key", "--admin-api-key", "--served-model-name", "--model-path", "--model",
@@ -51,19 +53,24 @@ _OURS: Mapping[EngineKind, tuple[str, ...]] = {
         "--gpu-id-step", "--grpc-mode", "--smg-grpc-mode", "--grpc-port", "--grpc-http-sidecar-port",
         "--smg-http-sidecar-port", "--engine-info-bootstrap-port", "--gated-launch-port", "--fastapi-root-path",
         "--ssl-keyfile", "--ssl-certfile", "--ssl-keyfile-password", "--enable-http-worker-reuseport",
-        "--custom-sigquit-handler", "--enable-custom-logit-processor",
+        "--custom-sigquit-handler", "--enable-custom-logit-processor", "--attention-data-parallel-size",
     ),
     EngineKind.LLAMACPP: (
         "--host", "--port", "--api-key", "--api-key-file", "--alias", "-a", "--model", "-m", "--model-url", "-mu",
         "--hf-repo", "-hf", "-hfr", "--hf-file", "-hff", "--rpc", "--path", "--slot-save-path", "--ssl-key-file",
         "--ssl-cert-file", "--split-mode", "-sm", "--metrics", "--props", "--ctx-size", "-c", "--tools",
         "--webui-mcp-proxy", "--ui-mcp-proxy", "--embedding", "--embeddings", "--rerank", "--reranking",
-        "--agent", "--mcp-servers-config", "--mcp-servers-json", "--tools-runtime", "--api-prefix", "--reuse-port",
-        "--device", "-dev", "--list-devices",
+        "--agent", "-ag", "--mcp-servers-config", "--mcp-servers-json", "--tools-runtime", "--api-prefix",
+        "--reuse-port",
+        "--device", "-dev", "--list-devices", "--hf-token", "-hft", "--docker-repo", "-dr", "--models-dir",
+        "--models-preset", "--embd-gemma-default", "--fim-qwen-1.5b-default", "--fim-qwen-3b-default",
+        "--fim-qwen-7b-default", "--fim-qwen-7b-spec", "--fim-qwen-14b-spec", "--fim-qwen-30b-default",
+        "--gpt-oss-20b-default", "--gpt-oss-120b-default", "--vision-gemma-4b-default", "--vision-gemma-12b-default",
     ),
 }  # fmt: skip
 """Flags that are llmgw's own: where the engine listens and for what, under which name, what it loads, on which devices
-and in which groups; and what lets its clients reach more than the model (tools, code of theirs)."""
+and in which groups; what lets its clients reach more than the model (tools, code of theirs); and tokens, which every
+user of the node could read there. llama.cpp's presets bring a model and a port of their own."""
 
 _OUR_ENV_PREFIXES = ("LLMGW_", "LLAMA_", "LD_")
 _OUR_ENV = frozenset(
@@ -89,6 +96,8 @@ _OUR_ENV = frozenset(
         "SGLANG_PORT",
         "PATH",
         "HOME",
+        "PYTHONPATH",
+        "PYTHONHOME",
     }
 )
 """Variables that decide what llmgw decides, or what is run at all."""
@@ -103,13 +112,15 @@ def owned_flag(kind: EngineKind, argument: str) -> str | None:
     """The flag of ours that this argument would set, or ``None``.
 
     vLLM and SGLang parse with argparse, which takes any unambiguous beginning of a long flag and, in vLLM's case,
-    underscores for dashes; so every beginning of a flag of ours counts as that flag.
+    underscores for dashes and ``--flag.key`` for a key of its value; so every beginning of a flag of ours counts as it.
     """
     if not argument.startswith("-"):
         return None
     flag = argument.split("=", 1)[0]
     if flag.startswith("--"):
         flag = "--" + flag[2:].replace("_", "-").lower()
+        if kind is EngineKind.VLLM:
+            flag = flag.partition(".")[0]
     for ours in _OURS[kind]:
         if flag == ours:
             return ours

@@ -27,6 +27,9 @@ from llmgw.settings.daemon import AgentConfig, EngineInstall
 from llmgw.store.files import write_private
 
 _WORD = re.compile(r"[A-Za-z0-9][A-Za-z0-9._+-]{0,63}")
+_VERSIONS = r"\s*(?:[=<>~!]=|[<>]|===)\s*[A-Za-z0-9.*+!_-]+"
+_PACKAGE = re.compile(rf"[A-Za-z0-9][A-Za-z0-9._-]*(?:\[[A-Za-z0-9._, -]+\])?(?:{_VERSIONS}(?:\s*,{_VERSIONS})*)?")
+"""A package by its name: pip fetches what is named by an address even where it may ask no index."""
 _CURRENT = "current"
 _COMMANDS: Mapping[EngineKind, tuple[str, ...]] = {
     EngineKind.VLLM: ("bin/vllm", "serve"),
@@ -93,9 +96,13 @@ class Installs:
             raise OperatorError(f"install {install.label!r}", "is no name and version", hint)
         if bool(install.lock) == bool(install.wheels):
             raise OperatorError(f"install {install.label}", "needs a lock file or a folder of wheels, and not both")
-        for word in (*install.packages, *(c for c in install.command[:1])):
+        for word in install.packages:
+            if not _PACKAGE.fullmatch(word):
+                hint = "write its name, with extras and versions if need be: vllm[audio]==0.12.0"
+                raise OperatorError(f"install {install.label}", f"{word!r} is not a package", hint)
+        for word in install.command[:1]:
             if word.startswith(("-", "/")) or ".." in word:
-                raise OperatorError(f"install {install.label}", f"{word!r} is not a package or program of it")
+                raise OperatorError(f"install {install.label}", f"{word!r} is not a program of it")
         command = install.command or _COMMANDS[install.engine]
         verify: tuple[str, ...] = (command[0], "--version")
         if install.engine is EngineKind.SGLANG and not install.command:
