@@ -19,11 +19,13 @@ from llmgw.discovery.host import boot_id
 from llmgw.discovery.interfaces import interface_of
 from llmgw.engines.base import Launch, ShardSpec
 from llmgw.engines.registry import build, ports_of
+from llmgw.engines.weights import adapter_path
 from llmgw.errors import OperatorError
 from llmgw.hardware.inventory import Device, Fabric, Inventory
 from llmgw.link.messages import StartShard
 from llmgw.settings.catalog import EngineKind
 from llmgw.settings.daemon import Address, AgentConfig, EngineInstall
+from llmgw.settings.paths import below
 from llmgw.settings.sources import HubSource, allowed, hub_source
 from llmgw.telemetry.logging import logger
 
@@ -108,6 +110,7 @@ class Launches:
             fetched=None if source is None else local or _NOT_YET,
         )
         launch = build(spec)
+        await trio.to_thread.run_sync(_refuse_links, spec)
         return Prepared(self._record(command, spec, launch), spec, launch, source if local is None else None)
 
     async def _local(self, source: HubSource) -> str | None:
@@ -245,6 +248,21 @@ def given_up(folder: Path) -> bool:
         return False
     shutil.rmtree(folder, ignore_errors=True)  # no shim came as far as its lock
     return True
+
+
+def _refuse_links(spec: ShardSpec) -> None:
+    """Paths that are below ``weights_dir`` by their text must be so on the disk, links followed.
+
+    Raises :class:`OperatorError`. What the agent fetched itself is in a cache of its own.
+    """
+    named = [adapter_path(path, spec.weights_dir) for path in spec.profile.lora.values()]
+    if spec.fetched is None and spec.weights.local:
+        named.append(spec.weights.name)
+    for path in named:
+        if below(os.path.realpath(path), os.path.realpath(spec.weights_dir)) is None:
+            raise OperatorError(
+                path, f"is a link that leads out of weights_dir ({spec.weights_dir})", "put the files below it"
+            )
 
 
 def _fabric(label: str | None, inventory: Inventory, node: str) -> Fabric:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import socket
+from pathlib import Path
 
 import pytest
 from attrs import evolve
@@ -27,12 +28,13 @@ GROUPS = evolve(PLAIN, gpus=2, dp=2, expert_parallel=True)
 
 
 class Fixture:
-    def __init__(self, count: int) -> None:
+    def __init__(self, count: int, weights_dir: str = "/") -> None:
         self.first = 21_000
         self.records: list[Record] = []
         config = AgentConfig(
             id="n1", control_planes=(Address("127.0.0.1", 1),), tls=TlsFiles("c", "k", "ca"), state_dir="/x",
             port_first=self.first, port_last=self.first + count - 1, address=HERE,
+            weights_dir=weights_dir,
         )  # fmt: skip
         install = EngineInstall(EngineKind.SGLANG, ("sglang",))
         self._launches = Launches(config, lambda _kind: install, lambda: 0.0, lambda: self.records, None)
@@ -74,3 +76,27 @@ async def test_a_port_of_which_something_is_taken_by_another_program_is_passed_o
         assert await it.port(PLAIN) == 2
         with pytest.raises(OperatorError, match="none is free"):
             await it.port(PLAIN)
+
+
+async def test_a_link_does_not_lead_out_of_the_folder_for_weights(tmp_path: Path) -> None:
+    (tmp_path / "weights").mkdir()
+    (tmp_path / "weights/here").mkdir()
+    (tmp_path / "elsewhere").mkdir()
+    (tmp_path / "weights/out").symlink_to(tmp_path / "elsewhere")
+    (tmp_path / "weights/in").symlink_to("here")
+    it = Fixture(9, str(tmp_path / "weights"))
+    for name in ("here", "in"):
+        assert await it.port(evolve(PLAIN, weights=str(tmp_path / "weights" / name))) >= 0
+    for wrong in ({"weights": "out"}, {"weights": "out/x"}, {"weights": "here", "lora": {"a": "out"}}):
+        with pytest.raises(OperatorError, match="a link that leads out of weights_dir"):
+            await it.port(evolve(PLAIN, engine=EngineKind.VLLM, **{k: _below(tmp_path, v) for k, v in wrong.items()}))
+    # The folder itself may well be a link.
+    (tmp_path / "mount").symlink_to(tmp_path / "weights")
+    assert await Fixture(9, str(tmp_path / "mount")).port(evolve(PLAIN, weights=str(tmp_path / "mount/here"))) >= 0
+
+
+def _below(folder: Path, value: object) -> object:
+    """Paths below the folder for weights."""
+    if isinstance(value, dict):
+        return {name: str(folder / "weights" / path) for name, path in value.items()}
+    return str(folder / "weights" / str(value))
