@@ -14,7 +14,8 @@ from llmgw.scheduler.jobs import Fetch, Install, JobSpec, JobState
 from llmgw.server.jobs import Jobs
 from llmgw.settings.catalog import EngineKind
 from llmgw.settings.document import Settings, WeightsRules
-from llmgw.store.sqlite import SqliteStore
+from llmgw.store.opening import sqlite_store
+from llmgw.store.sql import SqlStore
 from tests.scheduler.clusters import model
 
 PROFILE = model().profiles[0]
@@ -23,13 +24,13 @@ SETTINGS = Settings(models=(MODEL,), weights=WeightsRules(sources=("hf:org/*",),
 
 
 class Plane:
-    def __init__(self, store: SqliteStore, settings: Settings = SETTINGS) -> None:
+    def __init__(self, store: SqlStore, settings: Settings = SETTINGS) -> None:
         self.sent: list[JobCommand] = []
         self.jobs = Jobs(store, 7, lambda: settings, lambda: ("n1",), lambda _, c: self.sent.extend(c), lambda: 100.0)
 
 
 async def test_what_may_be_fetched(tmp_path: Path) -> None:
-    async with SqliteStore(tmp_path / "db") as store:
+    async with sqlite_store(tmp_path / "db") as store:
         plane = Plane(store)
         (row,) = await plane.jobs.fetch("n1", "m")
         assert row.spec == JobSpec(row.report.id, fetch=Fetch("hf:org/a@v1", "http://mirror"))
@@ -45,7 +46,7 @@ async def test_what_may_be_fetched(tmp_path: Path) -> None:
 
 
 async def test_a_job_is_told_until_the_node_knows_and_its_end_is_kept(tmp_path: Path) -> None:
-    async with SqliteStore(tmp_path / "db") as store:
+    async with sqlite_store(tmp_path / "db") as store:
         plane = Plane(store)
         (row,) = await plane.jobs.fetch("n1", "hf:org/a")
         run = plane.sent[0]
@@ -66,7 +67,7 @@ async def test_a_job_is_told_until_the_node_knows_and_its_end_is_kept(tmp_path: 
         assert await third.jobs.registered("n1", (report,)) == [cancel], "a cancel is not forgotten either"
         await third.jobs.reported("n1", rules.cancelled(report, "enough", 103.0))
         await third.jobs.reported("n1", rules.failed(report, "late news", "", 104.0))
-    async with SqliteStore(tmp_path / "db") as store:
+    async with sqlite_store(tmp_path / "db") as store:
         last = Plane(store)
         await last.jobs.load()
         assert last.jobs.row(report.id).report.state is JobState.CANCELLED
@@ -74,7 +75,7 @@ async def test_a_job_is_told_until_the_node_knows_and_its_end_is_kept(tmp_path: 
 
 
 async def test_a_job_that_the_node_has_lost_has_failed_and_one_of_its_own_is_listed(tmp_path: Path) -> None:
-    async with SqliteStore(tmp_path / "db") as store:
+    async with sqlite_store(tmp_path / "db") as store:
         plane = Plane(store)
         (row,) = await plane.jobs.fetch("n1", "hf:org/a")
         await plane.jobs.reported("n1", rules.running(row.report, 101.0))
@@ -86,7 +87,7 @@ async def test_a_job_that_the_node_has_lost_has_failed_and_one_of_its_own_is_lis
 
 async def test_a_refusal_is_a_failure_and_a_lock_files_text_is_kept_only_while_it_is_needed(tmp_path: Path) -> None:
     install = Install(EngineKind.VLLM, "vllm", "0.12", lock="vllm==0.12 --hash=sha256:00")
-    async with SqliteStore(tmp_path / "db") as store:
+    async with sqlite_store(tmp_path / "db") as store:
         plane = Plane(store)
         with pytest.raises(OperatorError, match="needs a lock file or a folder of wheels"):
             await plane.jobs.install("n1", evolve(install, wheels="/w"))

@@ -59,7 +59,7 @@ async def test_a_token_is_shown_once(tmp_path: Path) -> None:
         assert status == 400
         assert "used or revoked already" in answer["error"]["reason"]
         assert token.secret not in json.dumps((await it.ask("audit"))[1])
-        assert [event.kind for event in await at.identities.events(9)] == ["token-revoked", "token-created"]
+        assert [event.kind for event in await at.identities.events(9)] == ["token.revoke", "token.create"]
 
 
 @pytest.mark.parametrize(
@@ -115,5 +115,5 @@ async def test_denied_lifted_and_evicted(tmp_path: Path) -> None:
         await until(lambda: node.link.state.connected)
         assert at.cluster.nodes() == ("n1",), "an eviction is no ban"
         kinds = [event["kind"] for event in (await it.ask("audit?limit=20"))[1]["events"]]
-        assert {"denied", "evicted", "deny-lifted"} <= set(kinds)
+        assert {"node.deny", "node.evict", "node.lift"} <= set(kinds)
         nursery.cancel_scope.cancel()
