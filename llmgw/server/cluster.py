@@ -82,6 +82,18 @@ class Cluster:
         self._left: dict[str, str] = {}
         self._seen: dict[str, tuple[NodeState, float]] = {}
 
+    def follow(
+        self,
+        nodes: Iterable[NodeRow],
+        replicas: tuple[Replica, ...],
+        next_serial: int,
+        unplaced: tuple[Unplaced, ...],
+        scales: Mapping[str, Scale],
+    ) -> None:
+        """Become what another control plane wrote down."""
+        self._rows = {row.id: row for row in nodes}
+        self.replicas, self._next_serial, self.unplaced, self.scales = replicas, next_serial, unplaced, scales
+
     def register(self, message: Register, now: float) -> NodeRow:
         """A node said everything about itself; its row is returned to be stored."""
         row = NodeRow(
@@ -324,12 +336,15 @@ class Cluster:
         )
 
 
-async def remembered(store: Store, settings: Settings, started: float, woken: Callable[[], None]) -> Cluster:
-    """The cluster as the store has it, under a new epoch.
+async def remembered(
+    store: Store, settings: Settings, started: float, woken: Callable[[], None], epoch: int | None = None
+) -> Cluster:
+    """The cluster as the store has it, under a new epoch unless one is given.
 
     The epoch comes first: until it is taken an older control plane may still write.
     """
-    epoch = await store.new_epoch()
+    if epoch is None:
+        epoch = await store.new_epoch()
     replicas, next_serial = await store.replicas()
     return Cluster(
         cluster=await store.cluster(),

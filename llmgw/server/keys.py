@@ -35,6 +35,7 @@ from llmgw.telemetry.logging import logger
 
 _IN_FORCE_S = 1.0
 _COLLECT_EVERY_S = 2.0
+_FOLLOW_S = 0.5
 _TEXT_MOST = 128
 _TAGS_MOST = 32
 _MOST = 2**53
@@ -72,6 +73,23 @@ class KeyBook:
         self._changes = list(keys)
         await self._collect()
         await self._add_up([key for key in keys if key.limits.budget])
+
+    async def follow(self) -> None:
+        """Take over what other control planes do to keys, until cancelled."""
+        while True:
+            await trio.sleep(_FOLLOW_S)
+            try:
+                async with self._turn:
+                    version, keys = await self._store.keys()
+                    if version == self.version:
+                        continue
+                    changed = [key for key in keys if key.version > self.version]
+                    self._keys = {key.id: key for key in keys}
+                    self._changes, self.version = list(keys), version
+                    await self._add_up([key for key in changed if key.limits.budget])
+                    self._router.keys_changed()
+            except OperatorError as failed:
+                self._log.warning("keys cannot be read; those that are known go on", error=str(failed))
 
     async def run(self) -> None:
         """Collect what dead workers leave, until cancelled."""

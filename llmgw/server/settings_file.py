@@ -26,3 +26,10 @@ class SettingsFile:
         settings = load_settings(text, str(self._path))
         recorded = await self._store.add_settings(text, f"file of {getpass.getuser()}", reason, now)
         return settings, recorded.revision
+
+    async def newest(self) -> tuple[Settings, int]:
+        """The settings that are recorded, or what is in the file as long as none are. Records nothing."""
+        recorded = await self._store.settings()
+        if recorded is None:
+            return load_settings(await trio.to_thread.run_sync(read_text, self._path), str(self._path)), 0
+        return load_settings(recorded.text, f"settings, revision {recorded.revision}"), recorded.revision

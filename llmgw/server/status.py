@@ -10,6 +10,7 @@ from llmgw.scheduler.explain import Unplaced
 from llmgw.scheduler.state import ClusterState
 from llmgw.server.cluster import Cluster
 from llmgw.server.keys import KeyBook
+from llmgw.server.leader import Leadership
 from llmgw.settings.document import Auth, Settings
 from llmgw.store.api import Store, StoredDecision
 from llmgw.telemetry.metrics import ControlPlaneMetrics
@@ -29,6 +30,7 @@ class Status:
         version: str,
         clock: Callable[[], float],
         keys: KeyBook | None = None,
+        leadership: Leadership | None = None,
     ) -> None:
         self._cluster = cluster
         self._store = store
@@ -37,7 +39,12 @@ class Status:
         self.revision = revision
         self._version = version
         self._keys = keys
+        self._leadership = leadership
         self._clock = clock
+
+    def in_use(self, revision: int) -> None:
+        """Settings of this revision are in use."""
+        self.revision = revision
 
     def now(self) -> float:
         """Epoch seconds."""
@@ -52,6 +59,8 @@ class Status:
             started=self._cluster.started,
             control_plane=self._cluster.settings.needs_control_plane,
             settings_revision=self.revision,
+            leads=self._leadership is None or self._leadership.leads,
+            leader="" if self._leadership is None or self._leadership.known is None else self._leadership.known.admin,
         )
 
     def settings(self) -> Settings:

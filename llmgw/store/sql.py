@@ -5,11 +5,11 @@ from __future__ import annotations
 import hashlib
 import secrets
 import sqlite3
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from functools import partial
 from pathlib import Path
 from types import TracebackType
-from typing import Self
+from typing import Self, TypeVar
 
 import trio
 from attrs import astuple
@@ -21,11 +21,13 @@ from llmgw.scheduler.state import Replica
 from llmgw.store import audit_table, learned
 from llmgw.store.api import SETTINGS_CHANGED, JobRow, NodeRow, PassRecord, SettingsRevision, StaleBase, StoredDecision
 from llmgw.store.audit import Act, AuditRow, Chain
-from llmgw.store.database import ALL, Connection, Database, StoreError
+from llmgw.store.database import ALL, Connection, Database, Fence, StoreError, check_epoch
 from llmgw.store.pass_tables import insert_decisions, insert_unplaced, newest_decisions, unplaced
 from llmgw.store.rows import from_text, to_text
 from llmgw.store.sql_identity import SqlIdentityStore
 from llmgw.store.sql_keys import SqlKeys
+
+_Result = TypeVar("_Result")
 
 _SAVE_JOB = """
     INSERT INTO job VALUES (?, ?, ?, ?)
@@ -42,6 +44,7 @@ class SqlStore:
 
     def __init__(self, database: Database) -> None:
         self._db = database
+        self._fence = Fence(database)
 
     async def __aenter__(self) -> Self:
         await self._db.__aenter__()
@@ -73,12 +76,35 @@ class SqlStore:
     @property
     def identities(self) -> SqlIdentityStore:
         """Who may be a node, in the same database."""
-        return SqlIdentityStore(self._db)
+        return SqlIdentityStore(self._fence)
 
     @property
     def keys(self) -> SqlKeys:
         """API keys and usage, in the same database."""
-        return SqlKeys(self._db)
+        return SqlKeys(self._fence)
+
+    def lead(self, epoch: int | None) -> None:
+        """From now on every write is refused once a higher epoch was taken; ``None`` ends that."""
+        self._fence.epoch = epoch
+
+    async def _write(self, work: Callable[[Connection], _Result]) -> _Result:
+        """Change what others look at: see :meth:`changes`."""
+
+        def noted(connection: Connection) -> _Result:
+            result = work(connection)
+            connection.execute("UPDATE cluster SET changes = changes + 1")
+            return result
+
+        return await self._fence.write(noted)
+
+    async def changes(self) -> int:
+        """A number that is another one whenever nodes, replicas, settings or jobs changed."""
+
+        def work(connection: Connection) -> int:
+            found: int = connection.execute("SELECT changes FROM cluster").fetchone()[0]
+            return found
+
+        return await self._db.read(work)
 
     async def cluster(self) -> str:
         """The cluster's id."""
@@ -96,7 +122,7 @@ class SqlStore:
             taken: int = connection.execute("UPDATE cluster SET epoch = epoch + 1 RETURNING epoch").fetchone()[0]
             return taken
 
-        return await self._db.write(work)
+        return await self._write(work)
 
     async def settings(self) -> SettingsRevision | None:
         """The newest settings."""
@@ -124,7 +150,7 @@ class SqlStore:
             audit_table.record(connection, act)
             return made
 
-        return await self._db.write(work)
+        return await self._write(work)
 
     async def revisions(self, limit: int, before: int | None = None) -> tuple[SettingsRevision, ...]:
         """The newest revisions."""
@@ -147,7 +173,7 @@ class SqlStore:
 
     async def record(self, act: Act) -> AuditRow:
         """Add an act to the audit."""
-        return await self._db.write(lambda connection: audit_table.record(connection, act))
+        return await self._write(lambda connection: audit_table.record(connection, act))
 
     async def audit(self, limit: int, before: int | None = None) -> tuple[AuditRow, ...]:
         """The newest rows of the audit."""
@@ -173,7 +199,7 @@ class SqlStore:
     async def save_node(self, row: NodeRow) -> None:
         """Write a node's row whole."""
         text = to_text(row)
-        await self._db.write(
+        await self._write(
             lambda c: c.execute(
                 "INSERT INTO node VALUES (?, ?, ?) ON CONFLICT (id) DO UPDATE SET row = excluded.row,"
                 " last_heard = excluded.last_heard",
@@ -187,7 +213,7 @@ class SqlStore:
 
     async def save_learned(self, rows: Iterable[Learned]) -> None:
         """Write these."""
-        await self._db.write(lambda connection: learned.write(connection, rows))
+        await self._write(lambda connection: learned.write(connection, rows))
 
     async def jobs(self) -> tuple[JobRow, ...]:
         """The jobs that are remembered."""
@@ -213,7 +239,7 @@ class SqlStore:
             if act is not None:
                 audit_table.record(connection, act)
 
-        await self._db.write(work)
+        await self._write(work)
 
     async def replicas(self) -> tuple[tuple[Replica, ...], int]:
         """The replica rows, and the serial number of the next one."""
@@ -243,18 +269,12 @@ class SqlStore:
             connection.execute("DELETE FROM pass WHERE id <= ?", (number - _KEPT_PASSES,))
             return number
 
-        return await self._db.write(work)
+        return await self._write(work)
 
     def _begin_pass(self, connection: Connection, ours: int, at: float) -> int:
-        (epoch,) = connection.execute("SELECT epoch FROM cluster").fetchone()
-        if epoch != ours:
-            raise StoreError(
-                str(self._db),
-                f"epoch {epoch} was taken since, this control plane has {ours}",
-                "only one control plane decides; stop this one",
-            )
+        check_epoch(connection, ours, str(self._db))
         number: int = connection.execute(
-            "INSERT INTO pass (epoch, at) VALUES (?, ?) RETURNING id", (epoch, at)
+            "INSERT INTO pass (epoch, at) VALUES (?, ?) RETURNING id", (ours, at)
         ).fetchone()[0]
         return number
 
@@ -289,7 +309,7 @@ class SqlStore:
             audit_table.record(connection, Act(at, by, "brake.release", ", ".join(nodes)))
             return number
 
-        return await self._db.write(work)
+        return await self._write(work)
 
     async def unplaced(self) -> tuple[Unplaced, ...]:
         """What had no place in the newest pass."""

@@ -23,6 +23,8 @@ _CLOSE_S = 5.0
 class SqliteDatabase:
     """:class:`llmgw.store.database.Database` in one file, opened in a mode that no other process shares."""
 
+    shared = False
+
     def __init__(self, path: Path) -> None:
         self._path = path
         self._turn = trio.CapacityLimiter(1)

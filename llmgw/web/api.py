@@ -84,6 +84,12 @@ def routes(
             if not allowed(request.headers.get("authorization"), token):
                 return _error(401, "a valid admin token is needed", "send Authorization: Bearer with the token of the "
                               "file admin.token in the server's state folder")  # fmt: skip
+            if request.method == "POST" and not request.url.path.endswith("/plan"):
+                asked = source.identity()
+                if not asked.leads:
+                    return _error(421, "this control plane does not lead, and changes nothing",
+                                  f"ask the one that does, at {asked.leader}" if asked.leader
+                                  else "none does at the moment: try again in a few seconds")  # fmt: skip
             try:
                 found = await answer(request)
             except RefusedBody as refused:

@@ -299,6 +299,8 @@ def status_view(
         "control_plane": identity.control_plane,
         "settings_revision": identity.settings_revision,
         "started": identity.started,
+        "leads": identity.leads,
+        "leader": identity.leader,
         "now": now,
         "brake": held,
         "healthy": held is None and not short and not away and not ready,
