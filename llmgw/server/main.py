@@ -38,7 +38,7 @@ from llmgw.server.settings_file import SettingsFile
 from llmgw.server.status import Status
 from llmgw.settings.daemon import ServerConfig
 from llmgw.settings.document import Auth, Settings
-from llmgw.store.database import StoreAwayError
+from llmgw.store.database import LostLeadError, StoreAwayError
 from llmgw.store.folder import held, instance_of
 from llmgw.store.identity import IdentityStore
 from llmgw.store.lease import Leader, Leases
@@ -76,9 +76,12 @@ async def _main(config: ServerConfig) -> bool:
                     server = Server(config, store, store.identities)
                     await server.run()
                     return server.hands_over
+            except LostLeadError as lost:
+                logger("server").error("no longer the leader", reason=str(lost))
+                return True
             except StoreAwayError as away:
                 # Others use it too: it comes back without us, and so may we. The router's workers go on meanwhile.
-                logger("server").error("the store cannot be used yet", error=str(away))
+                logger("server").error("the store cannot be used; trying again", error=str(away))
             await trio.sleep(_STORE_AGAIN_S)
     raise AssertionError("an error that nobody raised")
 

@@ -30,6 +30,10 @@ class StoreAwayError(StoreError):
     """The database does not answer, and may do so later."""
 
 
+class LostLeadError(StoreError):
+    """A higher epoch was taken: another control plane decides by now."""
+
+
 class Cursor(Protocol):
     """What a statement found."""
 
@@ -139,7 +143,7 @@ def check_epoch(connection: Connection, ours: int, name: str) -> None:
     """Raise :class:`StoreError` unless this is the newest epoch."""
     (epoch,) = connection.execute("SELECT epoch FROM cluster").fetchone()
     if epoch != ours:
-        raise StoreError(
+        raise LostLeadError(
             name,
             f"epoch {epoch} was taken since, this control plane has {ours}",
             "only one control plane decides; stop this one",

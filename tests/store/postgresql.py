@@ -99,6 +99,7 @@ def running() -> Iterator[Postgresql]:
         try:
             yield server
         finally:
-            server.stop()
+            if (server.data / "postmaster.pid").exists():
+                server.stop()
     finally:
         shutil.rmtree(folder, ignore_errors=True)
