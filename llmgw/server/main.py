@@ -136,7 +136,11 @@ class Server:
                 router.on_load(lambda load: cluster.loaded(load, time.time()))
                 await services.start(router.run)
                 people = None if identities is None else IdentityAdmin(identities, cluster, agents, time.time)
-                await services.start(serve_admin, app(status, token, jobs, people, keys), listener)
+                await services.start(
+                    serve_admin,
+                    app(status, token, jobs, people, keys, (self._store, Path(self._config.state_dir))),
+                    listener,
+                )
                 services.start_soon(keys.run)
                 self._warn_if_open(settings)
                 async with trio.open_nursery() as control:

@@ -6,6 +6,7 @@ has begun runs to its end.
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Iterable, Mapping
 from types import TracebackType
 from typing import Protocol, Self
@@ -36,6 +37,11 @@ class SettingsRevision:
     author: str
     reason: str
     at: float
+
+    @property
+    def whole(self) -> bool:
+        """Whether the text is the one that the digest is of."""
+        return hashlib.sha256(self.text.encode()).hexdigest() == self.digest
 
 
 class StaleBase(OperatorError):

@@ -5,9 +5,10 @@ from __future__ import annotations
 import sqlite3
 from collections.abc import Iterator
 from pathlib import Path
+from typing import cast
 
 from llmgw.store.database import Connection, StoreError
-from llmgw.store.schema import APPLICATION_ID, STEPS, VERSION, for_sqlite
+from llmgw.store.schema import APPLICATION_ID, VERSION, for_sqlite, step_to
 from llmgw.store.staging import staged
 
 _AT_ONCE = 500
@@ -23,9 +24,8 @@ def copy_out(source: Connection, version: int, path: Path) -> None:
         try:
             target.execute("PRAGMA journal_mode = OFF")
             target.execute("BEGIN")
-            for step in STEPS[:version]:
-                for statement in for_sqlite(step):
-                    target.execute(statement)
+            for number in range(version):
+                step_to(number + 1, cast("Connection", target), for_sqlite)
             for table, columns in tables(target):
                 target.execute(f"DELETE FROM {table}")  # noqa: S608 - names of our own schema
                 _copy(source, target, table, columns)

@@ -8,6 +8,7 @@ each sees what the one before it did; a ``read`` sees one state of everything.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from pathlib import Path
 from types import TracebackType
 from typing import Any, Protocol, Self, TypeVar
 
@@ -80,5 +81,12 @@ class Database(Protocol):
         """Have ``work`` change the tables, in a thread and in one transaction: all of it or nothing.
 
         Raises :class:`StoreError`. It may be run again, from the start, where the database took back what it did.
+        """
+        ...
+
+    async def backup(self, path: Path) -> None:
+        """Write all of it, as one state of everything, into a new SQLite file that is 0600 from its first byte.
+
+        Raises :class:`StoreError`, :class:`OSError` and :class:`sqlite3.Error`.
         """
         ...

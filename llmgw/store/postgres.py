@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 import re
+import secrets
 import socket
 from collections.abc import Callable, Iterable, Sequence
 from functools import cache
@@ -20,7 +21,7 @@ import trio
 from llmgw.errors import OperatorError
 from llmgw.store.copying import copy_out
 from llmgw.store.database import Connection, Cursor, StoreError, Values
-from llmgw.store.schema import FILLED, STEPS, VERSION, fill, for_postgres
+from llmgw.store.schema import VERSION, for_postgres, step_to
 
 if TYPE_CHECKING:
     import psycopg
@@ -33,11 +34,14 @@ OLDEST = 140_000
 _WRITERS = 0x6C6D6777
 """The advisory lock of whoever writes: ``lmgw``, as the mark of the SQLite file."""
 
+PROGRAM = "llmgw"
+"""What ``application_name`` of our connections begins with."""
+
 CONNECT_S = 5
 STATEMENT_S = 10.0
 LOCK_S = 5.0
 BOUND_S = 15.0
-"""After this time the connection of a transaction is cut, whatever the server does or does not."""
+"""After this time (seconds) the connection of a transaction is cut, whatever the server does or does not."""
 
 _OPTIONS = (
     f"-c statement_timeout={int(STATEMENT_S * 1000)} -c lock_timeout={int(LOCK_S * 1000)}"
@@ -111,13 +115,16 @@ class _Lane:
 class PostgresDatabase:
     """:class:`llmgw.store.database.Database` at a ``postgresql://`` address.
 
-    ``backups`` is the folder for what is written before the schema is changed.
+    ``backups`` is the folder for what is written before the schema is changed. ``bound_s`` is how long a
+    transaction may take in all.
     """
 
-    def __init__(self, url: str, backups: Path) -> None:
+    def __init__(self, url: str, backups: Path, bound_s: float = BOUND_S) -> None:
         self._url = url
+        self._bound_s = bound_s
         self._backups = backups
         self._name = shown(url)
+        self._me = f"{PROGRAM}/{os.getpid()}/{secrets.token_hex(4)}"
         self._writing = _Lane("BEGIN ISOLATION LEVEL READ COMMITTED")
         self._reading = _Lane("BEGIN READ ONLY")
 
@@ -132,7 +139,11 @@ class PostgresDatabase:
                 self._name, f"psycopg cannot be imported: {missing}", "install llmgw[postgres]"
             ) from missing
         self._psycopg = psycopg
-        await self.write(self._migrate)
+        try:
+            await self.write(self._migrate)
+        except BaseException:
+            self._writing.drop()
+            raise
         return self
 
     async def __aexit__(
@@ -157,7 +168,7 @@ class PostgresDatabase:
 
     async def _run(self, lane: _Lane, work: Callable[[Connection], _Result]) -> _Result:
         async def cut() -> None:
-            await trio.sleep(BOUND_S)
+            await trio.sleep(self._bound_s)
             lane.cut()
 
         async with lane.turn:
@@ -202,7 +213,7 @@ class PostgresDatabase:
             lane.drop()
         if lane.connection is None:
             made = self._psycopg.connect(
-                self._url, autocommit=True, connect_timeout=CONNECT_S, options=_OPTIONS, application_name="llmgw",
+                self._url, autocommit=True, connect_timeout=CONNECT_S, options=_OPTIONS, application_name=self._me,
                 keepalives_idle=5, keepalives_interval=2, keepalives_count=3,
                 tcp_user_timeout=int(BOUND_S * 1000),
             )  # fmt: skip
@@ -232,7 +243,7 @@ class PostgresDatabase:
             reason, remedy = "the disk is full", "free some space; nothing was changed"
         elif isinstance(failed, errors.LockNotAvailable):
             reason = f"another control plane has been writing for {LOCK_S:g} s"
-            remedy = "look for one that hangs: select * from pg_stat_activity where application_name = 'llmgw'"
+            remedy = "look for one that hangs: select * from pg_stat_activity where application_name like 'llmgw/%'"
         elif isinstance(failed, errors.ReadOnlySqlTransaction):
             reason, remedy = "takes no writes: it is a standby", "name the primary in store, in server.yaml"
         elif isinstance(failed, errors.InsufficientPrivilege):
@@ -269,10 +280,7 @@ class PostgresDatabase:
                     str(self._backups), f"no backup can be written: {failed}", "nothing was changed; make room"
                 ) from failed
         for number in range(version, VERSION):
-            for statement in for_postgres(STEPS[number]):
-                connection.execute(statement)
-            if number + 1 in FILLED:
-                fill(number + 1, connection)
+            step_to(number + 1, connection, for_postgres)
         if version < VERSION:
             connection.execute("UPDATE llmgw_schema SET version = ?", (VERSION,))
 

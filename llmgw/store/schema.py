@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Callable, Iterable
 
 from llmgw.store.audit import Act
 from llmgw.store.audit_table import record
@@ -194,8 +195,7 @@ VERSION = len(STEPS)
 APPLICATION_ID = 0x6C6D6777
 """``lmgw``: marks the file as ours (https://www.sqlite.org/pragma.html#pragma_application_id)."""
 
-FILLED = frozenset({8})
-"""The versions whose step has to move rows, too: see :func:`fill`."""
+_ONE_AUDIT = 8
 
 _ACTIONS = {
     "token-created": "token.create", "token-revoked": "token.revoke", "token-used": "token.use",
@@ -205,9 +205,18 @@ _ACTIONS = {
 }  # fmt: skip
 
 
-def fill(version: int, connection: Connection) -> None:
-    """Move the rows of the step that leads to ``version``, in its transaction."""
-    assert version in FILLED
+def step_to(version: int, connection: Connection, statements: Callable[[str], Iterable[str]]) -> None:
+    """Take the step that leads to ``version``, with the rows that it moves, in one transaction that is open.
+
+    ``statements`` takes the step apart for the database that it is.
+    """
+    for statement in statements(STEPS[version - 1]):
+        connection.execute(statement)
+    if version == _ONE_AUDIT:
+        _into_one_audit(connection)
+
+
+def _into_one_audit(connection: Connection) -> None:
     old = connection.execute(
         "SELECT at, by, kind, node, detail, 'identity', id FROM identity_event UNION ALL"
         " SELECT at, by, action, key, detail, 'key', id FROM key_event ORDER BY 1, 7"

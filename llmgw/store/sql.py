@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import hashlib
 import secrets
+import sqlite3
 from collections.abc import Iterable
 from functools import partial
+from pathlib import Path
 from types import TracebackType
 from typing import Self
 
@@ -61,6 +63,13 @@ class SqlStore:
     def database(self) -> Database:
         """Where the tables are."""
         return self._db
+
+    async def backup(self, path: Path) -> None:
+        """Write all of it into a new SQLite file, as one state of everything. Raises :class:`StoreError`."""
+        try:
+            await self._db.backup(path)
+        except (OSError, sqlite3.Error) as failed:
+            raise StoreError(str(path), f"no backup can be written: {failed}", "make room, or name another") from failed
 
     @property
     def identities(self) -> SqlIdentityStore:

@@ -12,7 +12,7 @@ from typing import Self, TypeVar, cast
 import trio
 
 from llmgw.store.database import Connection, StoreError
-from llmgw.store.schema import APPLICATION_ID, FILLED, STEPS, VERSION, fill, for_sqlite
+from llmgw.store.schema import APPLICATION_ID, VERSION, for_sqlite, step_to
 from llmgw.store.staging import staged
 
 _Result = TypeVar("_Result")
@@ -84,10 +84,7 @@ class SqliteDatabase:
         for number in range(version, VERSION):
             connection.execute("BEGIN IMMEDIATE")
             try:
-                for statement in for_sqlite(STEPS[number]):
-                    connection.execute(statement)
-                if number + 1 in FILLED:
-                    fill(number + 1, cast("Connection", connection))
+                step_to(number + 1, cast("Connection", connection), for_sqlite)
                 connection.execute(f"PRAGMA user_version = {number + 1}")
                 connection.execute(f"PRAGMA application_id = {APPLICATION_ID}")
                 connection.execute("COMMIT")
