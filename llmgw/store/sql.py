@@ -57,7 +57,8 @@ class SqlStore:
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        await self._db.__aexit__(kind, error, trace)
+        with trio.move_on_after(_CLOSE_S, shield=True):
+            await self._db.__aexit__(kind, error, trace)
 
     @property
     def database(self) -> Database:
