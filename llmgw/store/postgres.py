@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any, Self, TypeVar
 
 import trio
 
-from llmgw.errors import OperatorError, first_error
+from llmgw.errors import OperatorError
 from llmgw.store.copying import copy_out
 from llmgw.store.database import Connection, Cursor, StoreAwayError, StoreError, Values
 from llmgw.store.schema import VERSION, for_postgres, step_to
@@ -174,14 +174,18 @@ class PostgresDatabase:
             lane.cut()
 
         async with lane.turn:
-            with first_error():
-                async with trio.open_nursery() as nursery:
-                    nursery.start_soon(cut)
-                    try:
-                        return await trio.to_thread.run_sync(self._transaction, lane, work)
-                    finally:
-                        nursery.cancel_scope.cancel()
-        raise AssertionError("a transaction that neither ended nor failed")
+            result: _Result
+            failed: Exception | None = None
+            async with trio.open_nursery() as nursery:
+                nursery.start_soon(cut)
+                try:
+                    result = await trio.to_thread.run_sync(self._transaction, lane, work)
+                except Exception as error:  # noqa: BLE001 - raised below: the nursery would wrap it in a group
+                    failed = error
+                nursery.cancel_scope.cancel()
+            if failed is not None:
+                raise failed
+            return result
 
     def _transaction(self, lane: _Lane, work: Callable[[Connection], _Result]) -> _Result:
         """In a thread: one transaction, tried once more on a new connection if the old one turns out to be dead."""

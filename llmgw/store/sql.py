@@ -34,6 +34,7 @@ _SAVE_JOB = """
     ON CONFLICT (id) DO UPDATE SET row = excluded.row, started = excluded.started, ended = excluded.ended
 """
 _SETTINGS = "SELECT revision, text, digest, author, reason, at FROM settings"
+_CLOSE_S = 6.0
 _KEPT_PASSES = 5000
 _KEPT_JOBS = 1000
 _CHECKED_AT_ONCE = 1000
@@ -51,7 +52,7 @@ class SqlStore:
         try:
             await self._db.write(_begin)
         except BaseException:
-            with trio.CancelScope(shield=True):
+            with trio.move_on_after(_CLOSE_S, shield=True):
                 await self._db.__aexit__(None, None, None)
             raise
         return self
@@ -59,7 +60,8 @@ class SqlStore:
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        await self._db.__aexit__(kind, error, trace)
+        with trio.move_on_after(_CLOSE_S, shield=True):
+            await self._db.__aexit__(kind, error, trace)
 
     @property
     def database(self) -> Database:

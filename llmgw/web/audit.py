@@ -3,21 +3,24 @@
 from __future__ import annotations
 
 import tempfile
-from collections.abc import AsyncIterator, Callable
+from collections.abc import Callable
+from io import BufferedReader
 from pathlib import Path
 from typing import Any, Protocol
 
 import attrs
 import trio
 from starlette.requests import Request
-from starlette.responses import StreamingResponse
+from starlette.responses import Response
 from starlette.routing import Route
+from starlette.types import Receive, Scope, Send
 
 from llmgw.errors import OperatorError
 from llmgw.store.audit import AuditRow
 from llmgw.web.jobs import Guard
 
 _CHUNK = 256 * 1024
+_CLOSE_S = 5.0
 _SEQ_MOST = 2**53
 
 
@@ -29,6 +32,22 @@ class History(Protocol):
     async def verify_audit(self) -> str | None: ...
 
     async def backup(self, path: Path) -> None: ...
+
+
+class _File(Response):
+    """An answer with the content of an open file, which is closed with it."""
+
+    def __init__(self, file: BufferedReader) -> None:
+        super().__init__(None, 200, {"cache-control": "no-store"}, "application/vnd.sqlite3")
+        del self.headers["content-length"]
+        self._file = file
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        async with trio.wrap_file(self._file) as file:
+            await send({"type": "http.response.start", "status": self.status_code, "headers": self.raw_headers})
+            while chunk := await file.read(_CHUNK):
+                await send({"type": "http.response.body", "body": chunk, "more_body": True})
+            await send({"type": "http.response.body", "body": b"", "more_body": False})
 
 
 def number(request: Request, name: str, usual: int | None, most: int) -> int | None:
@@ -63,17 +82,12 @@ def audit_routes(history: History, folder: Path, now: Callable[[], float], guard
             path = made / "llmgw.backup"
             try:
                 await history.backup(path)
-                file = await trio.open_file(path, "rb")
+                file = await trio.to_thread.run_sync(lambda: path.open("rb"))
             finally:
                 # It is open: its name is not needed any more, however this ends.
-                await trio.to_thread.run_sync(_remove, path, made)
-
-        async def content() -> AsyncIterator[bytes]:
-            async with file:
-                while chunk := await file.read(_CHUNK):
-                    yield chunk
-
-        return StreamingResponse(content(), 200, {"cache-control": "no-store"}, "application/vnd.sqlite3")
+                with trio.move_on_after(_CLOSE_S, shield=True):
+                    await trio.to_thread.run_sync(_remove, path, made)
+        return _File(file)
 
     return [
         Route("/api/v1/audit", guarded(audit)),

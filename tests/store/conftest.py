@@ -1,6 +1,8 @@
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -18,9 +20,20 @@ def postgresql() -> Iterator[Postgresql]:
 
 
 @pytest.fixture(params=["sqlite", "postgresql"])
-def opened(request: pytest.FixtureRequest, tmp_path: Path) -> Callable[[], SqlStore]:
-    """A store in a new database of either kind; called again it is the same database."""
+def new_store(request: pytest.FixtureRequest, tmp_path: Path) -> Callable[[], Callable[[], SqlStore]]:
+    """Makes a new, empty database of either kind each time, and returns what opens it."""
     if request.param == "sqlite":
-        return lambda: sqlite_store(tmp_path / "db")
-    address = request.getfixturevalue("postgresql").database()
-    return lambda: store_of(address, tmp_path)
+        numbers = itertools.count()
+
+        def file() -> Callable[[], SqlStore]:
+            return partial(sqlite_store, tmp_path / f"db{next(numbers)}")
+
+        return file
+    server: Postgresql = request.getfixturevalue("postgresql")
+    return lambda: partial(store_of, server.database(), tmp_path)
+
+
+@pytest.fixture
+def opened(new_store: Callable[[], Callable[[], SqlStore]]) -> Callable[[], SqlStore]:
+    """A store in a new database of either kind; called again it is the same database."""
+    return new_store()
