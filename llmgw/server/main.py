@@ -100,7 +100,7 @@ class Server:
             )
         started = time.time()
         metrics = ControlPlaneMetrics()
-        cluster = await remembered(self._store, settings, started, lambda: reconciler.wake())
+        cluster = await remembered(self._store, settings, started, lambda: reconciler.wake(), revision)
         router = RouterWorkers(Path(self._config.state_dir), self._config.router, self._config.log)
         keys = KeyBook(SqliteKeys(self._store), router, Path(self._config.state_dir) / COUNTS_FOLDER, time.time)
         await keys.load()
@@ -229,7 +229,7 @@ class Server:
                     error="they turn a router into a control plane or back; restart llmgw server for that",
                 )
                 continue
-            cluster.use_settings(settings)
+            cluster.use_settings(settings, revision)
             if not settings.needs_control_plane:
                 self._route(cluster, router)
             self._warn_if_open(settings)

@@ -13,6 +13,7 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Iterator, Mapping
+from enum import StrEnum
 from types import MappingProxyType
 from typing import Any
 
@@ -35,6 +36,9 @@ FILE_ONLY = frozenset({"id", "control_planes", "address", "tls", "trust_domain",
 _RESET = ""
 _SECTIONS: Mapping[str, type] = MappingProxyType({"discovery": Discovery, "weights": WeightsConfig, "log": Log})
 _NAMED: Mapping[str, type] = MappingProxyType({"engines": EngineInstall, "fabrics": FabricRule})
+
+_LARGEST = 128 * 1024
+"""Bytes of one part as JSON. Two of them, written as JSON again, must have room in a message."""
 
 _WHOLE: Mapping[str, Any] = MappingProxyType(
     {
@@ -66,10 +70,48 @@ class SettingsSaid:
 
     revision: int = 0
     digest: str = ""
-    refused_revision: int = 0
     refused_digest: str = ""
     refused: str = ""
     ignored: bool = False
+
+
+NOTHING_SAID = SettingsSaid()
+"""What is known of a node that never said anything of its settings."""
+
+
+class SettingsState(StrEnum):
+    """How a node stands to the settings that it is to have."""
+
+    APPLIED = "applied"
+    PENDING = "pending"
+    REFUSED = "refused"
+    IGNORED = "ignored"
+
+
+@frozen
+class SettingsHeld:
+    """A node's settings: the revision ``wanted``, the one ``applied`` (0 for none), and why they are not the same."""
+
+    state: SettingsState = SettingsState.PENDING
+    wanted: int = 0
+    applied: int = 0
+    reason: str = ""
+
+
+NOTHING_HELD = SettingsHeld()
+"""How a node stands for which no settings were worked out yet."""
+
+
+def held(wanted: NodeSettings, said: SettingsSaid) -> SettingsHeld:
+    """How a node that said this stands to what it is to have: equal settings are one, whatever their revision."""
+    if said.digest == wanted.digest:
+        return SettingsHeld(SettingsState.APPLIED, wanted.revision, wanted.revision)
+    if said.refused_digest == wanted.digest:
+        return SettingsHeld(SettingsState.REFUSED, wanted.revision, said.revision, said.refused)
+    if said.ignored:
+        why = "its agent is of a version that knows no settings; upgrade it"
+        return SettingsHeld(SettingsState.IGNORED, wanted.revision, 0, why)
+    return SettingsHeld(SettingsState.PENDING, wanted.revision, said.revision)
 
 
 def merged(under: Mapping[str, Any], over: Mapping[str, Any]) -> dict[str, Any]:
@@ -205,6 +247,8 @@ def _part(reading: Reading, value: Any, path: Path) -> Mapping[str, Any]:
     for name in sorted(FILE_ONLY & body.keys()):
         part.fault((name,), "belongs into agent.yaml on the node", "the agent needs it before it hears of settings")
     known = {key: inner for key, inner in body.items() if key not in FILE_ONLY}
+    if (size := len(json.dumps(known))) > _LARGEST:
+        part.fault((), f"is {size} bytes long, at most {_LARGEST} are sent to an agent", "shorten it")
     _taken_back(part, known)
     read_agent(part, {**_WHOLE, **_completed(without_nulls(written_long(known)))}, "/")
     return MappingProxyType(known)
