@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager, suppress
@@ -123,7 +124,7 @@ async def test_changes_are_told_once_a_second_and_only_to_whom_they_concern(
                 await trio.sleep(0.1)
             await trio.sleep(3)
             assert 4 <= len(said) <= 6
-            gaps = [b[0] - a[0] for a, b in zip(said, said[1:], strict=False)]
+            gaps = [b[0] - a[0] for a, b in itertools.pairwise(said)]
             assert min(gaps) >= 0.99
             assert said[0][0] - began >= 0.99, "the Welcome was the first"
             last = said[-1][1].settings
