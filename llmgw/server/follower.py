@@ -74,7 +74,8 @@ class Follower:
         self.cluster.follow(rows, replicas, serial, await self._store.unplaced(), await self._store.scales())
         newest = await self._store.settings()
         if newest is not None:
-            self.cluster.use_settings(load_settings(newest.text, f"settings, revision {newest.revision}"))
+            settings = load_settings(newest.text, f"settings, revision {newest.revision}")
+            self.cluster.use_settings(settings, newest.revision)
             self._said(newest.revision)
         state = self.cluster.state(now)
         views = {view.name: view for view in model_views(state, self.cluster.unplaced, now)}

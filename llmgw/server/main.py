@@ -121,7 +121,7 @@ class Server:
         started = time.time()
         metrics = ControlPlaneMetrics()
         epoch = None if leadership is None else leadership.epoch
-        cluster = await remembered(self._store, settings, started, lambda: reconciler.wake(), epoch)
+        cluster = await remembered(self._store, settings, started, lambda: reconciler.wake(), revision, epoch)
         router = RouterWorkers(Path(self._config.state_dir), self._config.router, self._config.log)
         keys = KeyBook(self._store.keys, router, Path(self._config.state_dir) / COUNTS_FOLDER, time.time)
         await keys.load()
@@ -299,7 +299,7 @@ class Server:
                     error="they turn a router into a control plane or back; restart llmgw server for that",
                 )
                 continue
-            cluster.use_settings(settings)
+            cluster.use_settings(settings, revision)
             if not settings.needs_control_plane:
                 self._route(cluster, router)
             self._warn_if_open(settings)
