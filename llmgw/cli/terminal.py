@@ -36,8 +36,14 @@ def echo_json(value: Any) -> None:
     click.echo(json.dumps(value, indent=2))
 
 
+def plain(text: str) -> str:
+    """Text that came from elsewhere, with every control character as an escape: it must not steer the terminal."""
+    return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in text)
+
+
 def table(headers: Sequence[str], rows: Sequence[Sequence[str]], *, state_column: int | None = None) -> None:
     """A table; columns are never cut when the output is piped."""
+    rows = [[plain(text) for text in row] for row in rows]
     if not sys.stdout.isatty():
         widths = [max(len(r[i]) for r in (headers, *rows)) for i in range(len(headers))]
         for row in (headers, *rows):
