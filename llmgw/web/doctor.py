@@ -29,11 +29,9 @@ def doctor_routes(doctors: Doctors, guarded: Guard) -> list[Route]:
 
     async def examine(request: Request) -> Any:
         said = await json_of(request)
-        nodes = said.get("nodes", [])
-        if set(said) - {"nodes"} or not isinstance(nodes, list) or not all(isinstance(node, str) for node in nodes):
-            raise OperatorError(
-                "nodes", "should be a list of ids, and all that there is in the body", "see docs/ctl.md"
-            )
+        nodes = said.get("nodes", []) if isinstance(said, dict) and not set(said) - {"nodes"} else None
+        if not isinstance(nodes, list) or not all(isinstance(node, str) for node in nodes):
+            raise OperatorError("the body", "should be an object with nodes, a list of ids", "see docs/ctl.md")
         async with one:
             documents, failed, unequal = await doctors.examine(tuple(dict.fromkeys(nodes)))
         return {
