@@ -15,6 +15,7 @@ import trio
 from llmgw import __version__
 from llmgw.agent import cgroup
 from llmgw.agent.dispatch import Dispatch
+from llmgw.agent.doctor import Doctor
 from llmgw.agent.epoch import Epoch, EpochFile
 from llmgw.agent.hardware import Hardware
 from llmgw.agent.identity import NodeIdentity
@@ -99,7 +100,8 @@ async def _life(
     def inventory() -> Inventory:
         return hardware.inventory
 
-    dispatch = Dispatch(shards, epoch, inventory, jobs)
+    doctor = Doctor(config, outbox.result)
+    dispatch = Dispatch(shards, epoch, inventory, jobs, doctor)
     own = OwnFiles(config.tls, Path(config.state_dir))
     source = random.Random()  # noqa: S311 - jitter, not a secret
     identity = NodeIdentity(config.id, config.trust_domain, own, time.time, source)
@@ -135,6 +137,7 @@ async def _life(
             found = await hardware.read()
             root.start_soon(hardware.run)
             root.start_soon(weights.run)
+            root.start_soon(doctor.run)
             root.start_soon(link.run)
             log.info(
                 "ready",

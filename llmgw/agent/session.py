@@ -26,6 +26,7 @@ from llmgw.link.messages import (
     CertificateIssued,
     Command,
     CommandResult,
+    DoctorReport,
     DrainShard,
     EnginesChanged,
     ForgetShard,
@@ -39,6 +40,7 @@ from llmgw.link.messages import (
     Refused,
     Register,
     RenewalRefused,
+    RunDoctor,
     RunJob,
     SettingsApplied,
     SettingsChanged,
@@ -90,7 +92,7 @@ class LinkState:
 class Taken:
     """What there was to say, reports before results; and whether hardware, engines or weights are others by now."""
 
-    messages: tuple[ShardStatus | JobStatus | CommandResult | NotUnderstood | SettingsApplied, ...]
+    messages: tuple[ShardStatus | JobStatus | CommandResult | DoctorReport | NotUnderstood | SettingsApplied, ...]
     hardware: bool
     engines: bool
     weights: bool
@@ -101,7 +103,7 @@ class Outbox:
 
     def __init__(self) -> None:
         self._reports: dict[tuple[str, int], ShardReport] = {}
-        self._results: list[CommandResult | NotUnderstood] = []
+        self._results: list[CommandResult | DoctorReport | NotUnderstood] = []
         self._jobs: dict[str, JobReport] = {}
         self._engines = False
         self._hardware = False
@@ -125,8 +127,8 @@ class Outbox:
         self._reports[report.shard, report.generation] = report
         self._filled.set()
 
-    def result(self, result: CommandResult | NotUnderstood) -> None:
-        """A command was dealt with."""
+    def result(self, result: CommandResult | DoctorReport | NotUnderstood) -> None:
+        """A command was dealt with, or something came of it."""
         self._results.append(result)
         self._filled.set()
 
@@ -387,7 +389,7 @@ class Link:
             match message:
                 case HeartbeatSeen():
                     answered = True
-                case StartShard() | DrainShard() | StopShard() | ForgetShard() | RunJob() | CancelJob():
+                case StartShard() | DrainShard() | StopShard() | ForgetShard() | RunJob() | CancelJob() | RunDoctor():
                     await commands.send(message)
                 case NotLeader():
                     raise self._led_elsewhere(address, message)

@@ -25,6 +25,7 @@ from llmgw.link.messages import (
     CancelJob,
     CertificateIssued,
     CommandResult,
+    DoctorReport,
     DrainShard,
     EnginesChanged,
     ForgetShard,
@@ -44,6 +45,7 @@ from llmgw.link.messages import (
     Register,
     RenewalRefused,
     RenewCertificate,
+    RunDoctor,
     RunJob,
     ServerMessage,
     SettingsApplied,
@@ -75,6 +77,7 @@ UP: Mapping[str, type[AgentMessage]] = MappingProxyType(
         "identity-held": IdentityHeld,
         "renew-certificate": RenewCertificate,
         "settings-applied": SettingsApplied,
+        "doctor-report": DoctorReport,
     }
 )
 """What an agent may say."""
@@ -93,6 +96,7 @@ DOWN: Mapping[str, type[ServerMessage]] = MappingProxyType(
         "forget-shard": ForgetShard,
         "run-job": RunJob,
         "cancel-job": CancelJob,
+        "run-doctor": RunDoctor,
         "not-understood": NotUnderstood,
         "trust-bundle": TrustBundle,
         "certificate-issued": CertificateIssued,

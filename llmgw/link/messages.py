@@ -263,6 +263,23 @@ class SettingsApplied:
 
 
 @frozen
+class RunDoctor:
+    """Down: check the node. What comes of it is a ``DoctorReport`` with the same ``command``."""
+
+    command: str
+    epoch: int
+
+
+@frozen
+class DoctorReport:
+    """Up: what ``llmgw doctor --json`` would print, as text, or why there is nothing."""
+
+    command: str
+    document: str
+    failed: str = ""
+
+
+@frozen
 class NotUnderstood:
     """Either way: a message of this tag is unknown here; the sender carries on without it."""
 
@@ -367,10 +384,11 @@ AgentMessage = (
     | IdentityHeld
     | RenewCertificate
     | SettingsApplied
+    | DoctorReport
 )
 ShardCommand = StartShard | DrainShard | StopShard | ForgetShard
 JobCommand = RunJob | CancelJob
-Command = ShardCommand | JobCommand
+Command = ShardCommand | JobCommand | RunDoctor
 ServerMessage = (
     Welcome
     | Refused

@@ -17,6 +17,7 @@ from llmgw.link.messages import (
     CertificateIssued,
     Command,
     CommandResult,
+    DoctorReport,
     EnginesChanged,
     ForgetShard,
     HardwareChanged,
@@ -43,6 +44,7 @@ from llmgw.link.messages import (
 from llmgw.link.session import Session
 from llmgw.server.admission import Presence, admit
 from llmgw.server.cluster import Cluster
+from llmgw.server.doctors import Doctors
 from llmgw.server.enrolment import Granted
 from llmgw.server.identities import Identities
 from llmgw.server.jobs import Jobs
@@ -130,8 +132,10 @@ class Agents:
         clock: Callable[[], float],
         jobs: Jobs | None = None,
         identities: Identities | None = None,
+        doctors: Doctors | None = None,
     ) -> None:
         self._jobs = jobs
+        self._doctors = doctors
         self._identities = identities
         self._cluster = cluster
         self._store = store
@@ -326,7 +330,11 @@ class Agents:
                         mine.chain, mine.granted = mine.granted.chain, None
                     await self._identities.holds(node, message, mine.chain)
                     mine.look.set()
+                case DoctorReport() if self._doctors is not None:
+                    self._doctors.reported(node, message)
                 case CommandResult():
+                    if self._doctors is not None:
+                        self._doctors.refused(node, message)
                     await self._job_result(mine, message)
                     row = self._result(node, mine, message, now)
                 case SettingsApplied():
@@ -336,6 +344,8 @@ class Agents:
                     row = self._cluster.settings_said(node, None)
                 case NotUnderstood(tag=tag):
                     self._log.warning("agent does not understand a message", node=node, tag=tag)
+                    if self._doctors is not None and tag == "run-doctor":
+                        self._doctors.not_understood(node)
                 case Unknown(tag=tag):
                     mine.answer(NotUnderstood(tag))
                 case _:

@@ -25,6 +25,7 @@ from llmgw.router.table import Table
 from llmgw.router.workers import RouterWorkers
 from llmgw.server.agents import Agents
 from llmgw.server.cluster import Cluster, remembered
+from llmgw.server.doctors import Doctors
 from llmgw.server.follower import Follower
 from llmgw.server.identities import Identities
 from llmgw.server.identity_admin import IdentityAdmin
@@ -142,7 +143,10 @@ class Server:
                 lambda node: agents.connected(node),
             )
             await identities.load()
-        agents = Agents(cluster, self._store, time.time, jobs, identities)
+        doctors = Doctors(
+            cluster.epoch, cluster.nodes, cluster.linked, lambda node, commands: agents.dispatch(node, commands)
+        )
+        agents = Agents(cluster, self._store, time.time, jobs, identities, doctors)
         reconciler = Reconciler(cluster, self._store, agents, router.push, time.time, metrics, int(started))
         status = Status(cluster, self._store, router, metrics, revision, __version__, time.time, keys, leadership)
         listener = listen_admin(self._config.admin.listen)
@@ -159,7 +163,7 @@ class Server:
                 await services.start(router.run)
                 people = None if identities is None else IdentityAdmin(identities, cluster, agents, time.time)
                 history = self._store, Path(self._config.state_dir)
-                admin = app(status, token, jobs, people, keys, history)
+                admin = app(status, token, jobs, people, keys, history, doctors)
                 await services.start(serve_admin, admin, listener)
                 services.start_soon(keys.run)
                 self._warn_if_open(settings)

@@ -24,6 +24,15 @@ class SqlKeys:
     def __init__(self, database: Tables) -> None:
         self._db = database
 
+    async def version(self) -> int:
+        """The version of the table."""
+
+        def work(connection: Connection) -> int:
+            found: int = connection.execute("SELECT version FROM api_key_version").fetchone()[0]
+            return found
+
+        return await self._db.read(work)
+
     async def keys(self) -> tuple[int, tuple[ApiKey, ...]]:
         """The version, and every key."""
 

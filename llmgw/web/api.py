@@ -21,6 +21,7 @@ from llmgw.web import planning, views
 from llmgw.web.audit import History, audit_routes
 from llmgw.web.auth import allowed
 from llmgw.web.bodies import RefusedBody, json_of, named
+from llmgw.web.doctor import Doctors, doctor_routes
 from llmgw.web.identity import Identities, identity_routes
 from llmgw.web.jobs import Jobs, job_routes
 from llmgw.web.keys import Keys, key_routes
@@ -74,6 +75,7 @@ def routes(
     people: Identities | None = None,
     keys: Keys | None = None,
     history: tuple[History, Path] | None = None,
+    doctors: Doctors | None = None,
 ) -> list[Route]:
     """Every route of the admin listener. With ``history`` comes a folder for what is on its way out."""
 
@@ -180,6 +182,7 @@ def routes(
         *(() if people is None else identity_routes(people, source, guarded)),
         *(() if keys is None else key_routes(keys, source.now, guarded)),
         *(() if history is None else audit_routes(*history, source.now, guarded)),
+        *(() if doctors is None else doctor_routes(doctors, guarded)),
     ]
 
 
@@ -190,6 +193,7 @@ def app(
     people: Identities | None = None,
     keys: Keys | None = None,
     history: tuple[History, Path] | None = None,
+    doctors: Doctors | None = None,
 ) -> Starlette:
     """The admin side as an ASGI application."""
 
@@ -201,6 +205,5 @@ def app(
         usable = "POST" if "POST" in (headers or {}).get("Allow", "") else "GET"
         return _error(405, f"{request.method} is not possible here", f"use {usable}")
 
-    return Starlette(
-        routes=routes(source, token, jobs, people, keys, history), exception_handlers={404: missing, 405: method}
-    )
+    every = routes(source, token, jobs, people, keys, history, doctors)
+    return Starlette(routes=every, exception_handlers={404: missing, 405: method})
