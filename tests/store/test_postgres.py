@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import os
+import secrets
+import shutil
 import signal
+import subprocess
 from pathlib import Path
 
 import pytest
@@ -15,7 +18,7 @@ from llmgw.store.opening import store_of
 from llmgw.store.postgres import PostgresDatabase, shown, translated
 from llmgw.store.sql import SqlStore
 from tests.scheduler.clusters import NOW
-from tests.store.postgresql import Postgresql, running
+from tests.store.postgresql import Postgresql, running, user
 from tests.store.test_store import record
 
 
@@ -115,6 +118,67 @@ async def test_a_server_that_hangs_is_waited_for_no_longer_than_that(tmp_path: P
                     os.kill(pid, signal.SIGCONT)
             await store.record(Act(NOW, "a", "tested.it", "after"))
             assert [r.object for r in await store.audit(9)] == ["after"]
+
+
+async def test_nobody_waits_in_the_queue_for_ever(tmp_path: Path, postgresql: Postgresql) -> None:
+    async with SqlStore(PostgresDatabase(postgresql.database(), tmp_path, bound_s=0.5)) as store:
+        held, free = trio.Event(), trio.Event()
+
+        async def hold() -> None:
+            def work(_: object) -> None:
+                trio.from_thread.run_sync(held.set)
+                trio.from_thread.run(free.wait)
+
+            with pytest.raises(StoreError, match="ended while a change was being written"):
+                await store.database.write(work)
+
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(hold)
+            await held.wait()
+            with trio.fail_after(20), pytest.raises(StoreError, match=r"others have been waiting for it for 0\.5 s"):
+                await store.record(Act(NOW, "a", "tested.it", "x"))
+            assert await store.audit(1) == (), "reading does not wait for who writes"
+            free.set()
+        await store.record(Act(NOW, "a", "tested.it", "y"))
+        assert [r.object for r in await store.audit(9)] == ["y"]
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can make a small disk")
+async def test_a_full_disk_is_said_and_nothing_is_half_written(tmp_path: Path, postgresql: Postgresql) -> None:
+    small = postgresql.folder / "small"
+    small.mkdir()
+    made = subprocess.run(
+        ["mount", "-t", "tmpfs", "-o", "size=24m", "llmgw-test", str(small)],
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    if made.returncode:
+        pytest.skip(f"no small disk can be made: {made.stderr.strip()}")
+    try:
+        shutil.chown(small, user())
+        postgresql.sql(f"CREATE TABLESPACE small LOCATION '{small}'")
+        postgresql.sql("CREATE DATABASE small TABLESPACE small")
+        async with store_of(f"postgresql://llmgw@/small?host={postgresql.folder}", tmp_path) as store:
+            await store.add_settings("small", "me", "", NOW)
+            filler = small / "filler"
+            with pytest.raises(OSError, match="No space left"):
+                filler.write_bytes(b"x" * 32 * 1024 * 1024)
+            # Not to be made smaller: what is random is not compressed.
+            text = "".join(secrets.token_hex(50_000) for _ in range(20))
+            with pytest.raises(StoreError, match="the disk is full") as full:
+                await store.add_settings(text, "me", "", NOW)
+            assert "nothing was changed" in full.value.remedy
+            assert [r.revision for r in await store.revisions(9)] == [1]
+            assert [r.object for r in await store.audit(9)] == ["revision 1"]
+            filler.unlink()
+            await store.add_settings(text, "me", "", NOW)
+            assert [r.revision for r in await store.revisions(9)] == [2, 1]
+            assert await store.verify_audit() is None
+        postgresql.sql("DROP DATABASE small")
+        postgresql.sql("DROP TABLESPACE small")
+    finally:
+        subprocess.run(["umount", "-l", str(small)], check=True)
 
 
 async def test_a_writer_that_holds_everybody_up_is_named(tmp_path: Path, postgresql: Postgresql) -> None:
