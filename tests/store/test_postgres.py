@@ -7,6 +7,7 @@ import secrets
 import shutil
 import signal
 import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -209,3 +210,46 @@ async def test_what_cannot_be_a_store(tmp_path: Path, postgresql: Postgresql) ->
         with pytest.raises(StoreError, match=said):
             async with store_of(address, tmp_path):
                 pass
+
+
+async def test_the_password_is_in_a_file_and_nowhere_else(tmp_path: Path) -> None:
+    with running() as server:
+        server.sql("ALTER USER llmgw PASSWORD 'sesame open'")
+        address = server.database()
+        (server.data / "pg_hba.conf").write_text("local all all scram-sha-256\n")
+        server.stop("fast")
+        server.start()
+        file = tmp_path / "db.pass"
+        file.touch(mode=0o600)
+        for content, mode, opens in (
+            ("sesame open", 0o600, True),
+            ("wrong", 0o600, False),
+            ("sesame open", 0o644, False),
+        ):
+            file.write_text(f"*:*:*:llmgw:{content}\n")
+            file.chmod(mode)
+            store = store_of(f"{address}&passfile={file}", tmp_path)
+            if opens:
+                async with store:
+                    assert await store.verify_audit() is None
+                continue
+            with pytest.raises(StoreError, match="cannot be used") as refused:
+                async with store:
+                    pass
+            assert "password" in refused.value.reason
+            assert "sesame" not in str(refused.value)
+
+
+def test_without_psycopg_it_is_said_what_to_install(tmp_path: Path) -> None:
+    code = (
+        "import sys, trio; from pathlib import Path; from llmgw.store.opening import sqlite_store, store_of\n"
+        "assert 'psycopg' not in sys.modules, 'only what is used is imported'\n"
+        "sys.modules['psycopg'] = None\n"
+        "async def main():\n"
+        "    async with sqlite_store(Path(sys.argv[1]) / 'db'): pass\n"
+        "    async with store_of('postgresql://u@h/d', Path(sys.argv[1])): pass\n"
+        "trio.run(main)\n"
+    )
+    done = subprocess.run([sys.executable, "-c", code, str(tmp_path)], capture_output=True, text=True, check=False)
+    assert "StoreError" in done.stderr
+    assert "install llmgw[postgres]" in done.stderr
