@@ -9,13 +9,13 @@ from pathlib import Path
 
 import trio
 
+from llmgw.durable import whole
 from llmgw.store.copying import copy_in
 from llmgw.store.database import Connection, StoreError
 from llmgw.store.postgres import PostgresDatabase
 from llmgw.store.schema import APPLICATION_ID, VERSION
 from llmgw.store.sql import SqlStore
 from llmgw.store.sqlite import SqliteDatabase, said
-from llmgw.store.staging import staged
 
 EPOCHS = 1000
 """A restored store goes on this much later than it was: agents refuse an epoch below the highest that they saw, and
@@ -84,7 +84,7 @@ async def restore_sqlite(backup: Path, path: Path, stamp: str) -> Path | None:
 
     def work() -> Path | None:
         looked_at(backup)
-        with staged(path.with_name(f".{path.name}.restored")) as new:
+        with whole(path.with_name(f".{path.name}.restored")) as new:
             shutil.copyfile(backup, new)
         kept = path.with_name(f"{path.name}.replaced-{stamp}") if path.exists() else None
         for suffix in ("", "-wal", "-shm"):
