@@ -97,8 +97,8 @@ def _say_staying(pass_: Working, model: Model, found: NoPlace) -> None:
     where = f"{', '.join(nodes)}, which {'is' if len(nodes) == 1 else 'are'} drained"
     known = next((item for item in pass_.unplaced if item.model == model.name), None)
     if known is not None:
-        pass_.unplaced[pass_.unplaced.index(known)] = evolve(known, reason=f"{known.reason}; {who} on {where}")
+        pass_.unplaced[pass_.unplaced.index(known)] = evolve(known, reason=f"{known.reason}; {who}, on {where}")
         return
     coming = make_room(pass_, model)
-    reason = "; ".join(part for part in (f"{who} on {where}", coming, found.reason) if part)
+    reason = "; ".join(part for part in (f"{who}, on {where}", coming, found.reason) if part)
     say_unplaced(pass_, model, len(rows), f"{reason}{f'; {found.remedy}' if found.remedy else ''}", found)
