@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from llmgw.cli import ctl_identity, ctl_jobs
+from llmgw.cli import ctl_identity, ctl_jobs, ctl_node, ctl_replica
 from llmgw.cli.ctl import command
 
-__all__ = ["command", "ctl_identity", "ctl_jobs"]
+__all__ = ["command", "ctl_identity", "ctl_jobs", "ctl_node", "ctl_replica"]

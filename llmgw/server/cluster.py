@@ -18,6 +18,7 @@ from llmgw.scheduler.explain import Outcome, Unplaced
 from llmgw.scheduler.learn import lesson
 from llmgw.scheduler.liveness import node_state
 from llmgw.scheduler.memory import Learned, absorbed
+from llmgw.scheduler.orders import Drained, Order
 from llmgw.scheduler.scale import EngineLoad, Scale, scaled
 from llmgw.scheduler.state import ClusterState, Goal, Node, NodeState, Replica, ShardReport, ShardState
 from llmgw.server.demand import DemandBook
@@ -59,6 +60,8 @@ class Cluster:
         brake_released: float = 0.0,
         scales: Mapping[str, Scale] = MappingProxyType({}),
         learned: Iterable[Learned] = (),
+        drains: Mapping[str, Drained] = MappingProxyType({}),
+        orders: Mapping[str, Order] = MappingProxyType({}),
     ) -> None:
         self.id = cluster
         self.epoch = epoch
@@ -71,6 +74,8 @@ class Cluster:
         self.in_flight: Mapping[str, int] | None = None
         self.brake_released = brake_released
         self.scales: Mapping[str, Scale] = scales
+        self.drains = dict(drains)
+        self.orders = dict(orders)
         self._demand = DemandBook(started)
         self.full: Callable[[tuple[str, ...]], None] = lambda _engines: None
         self._weights = WeightsBook()
@@ -197,6 +202,7 @@ class Cluster:
         """The node is gone for good: what was placed there is placed elsewhere. Whether it was known."""
         self._left.pop(node, None)
         self._seen.pop(node, None)
+        self.drains.pop(node, None)
         known = self._rows.pop(node, None) is not None
         self._woken()
         return known
@@ -252,6 +258,19 @@ class Cluster:
         self.brake_released = silent_since
         self._woken()
 
+    def drain(self, node: str, drained: Drained | None) -> None:
+        """An operator wants a node to be empty, or does not any more."""
+        if drained is None:
+            self.drains.pop(node, None)
+        else:
+            self.drains[node] = drained
+        self._woken()
+
+    def order(self, order: Order) -> None:
+        """An operator wants something done to a replica."""
+        self.orders[order.replica] = order
+        self._woken()
+
     def state(self, now: float) -> ClusterState:
         """One frozen picture of everything."""
         placed = tuple(m for m in self.settings.models if m.profiles)
@@ -269,6 +288,7 @@ class Cluster:
             demands=self._demand.of(placed, self.replicas),
             scales=self.scales,
             learned=tuple(self._learned.values()),
+            orders=dict(self.orders),
         )
 
     def _in_flight(self) -> Mapping[str, int]:
@@ -286,6 +306,9 @@ class Cluster:
         self.replicas = outcome.replicas
         self.unplaced = outcome.unplaced
         self.scales = outcome.scales
+        for order in outcome.over:
+            if self.orders.get(order.replica) == order:
+                del self.orders[order.replica]
         self._next_serial = outcome.next_serial
 
     def changes(self, state: ClusterState) -> tuple[NodeChange, ...]:
@@ -321,6 +344,7 @@ class Cluster:
             weights=row.weights,
             looking=self._weights.looking(row.id, now),
             installs=row.installs,
+            drained=self.drains.get(row.id),
         )
 
 
@@ -344,4 +368,6 @@ async def remembered(store: Store, settings: Settings, started: float, woken: Ca
         brake_released=await store.brake_released(),
         scales=await store.scales(),
         learned=await store.learned(),
+        drains=await store.drains(),
+        orders=await store.orders(),
     )

@@ -29,6 +29,7 @@ from llmgw.server.identities import Identities
 from llmgw.server.identity_admin import IdentityAdmin
 from llmgw.server.jobs import Jobs
 from llmgw.server.keys import KeyBook
+from llmgw.server.operations import Operations
 from llmgw.server.reconcile import Reconciler
 from llmgw.server.registry import table
 from llmgw.server.settings_file import SettingsFile
@@ -136,7 +137,8 @@ class Server:
                 router.on_load(lambda load: cluster.loaded(load, time.time()))
                 await services.start(router.run)
                 people = None if identities is None else IdentityAdmin(identities, cluster, agents, time.time)
-                await services.start(serve_admin, app(status, token, jobs, people, keys), listener)
+                operations = Operations(cluster, self._store, time.time) if control_plane else None
+                await services.start(serve_admin, app(status, token, jobs, people, keys, operations), listener)
                 services.start_soon(keys.run)
                 self._warn_if_open(settings)
                 async with trio.open_nursery() as control:

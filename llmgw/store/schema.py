@@ -163,6 +163,10 @@ STEPS: tuple[str, ...] = (
     CREATE INDEX usage_of_day ON usage (day);
     CREATE TABLE usage_ledger (id TEXT PRIMARY KEY, seq INTEGER NOT NULL, at REAL NOT NULL) STRICT, WITHOUT ROWID;
     """,
+    """
+    CREATE TABLE node_drain (node TEXT PRIMARY KEY, row TEXT NOT NULL) STRICT, WITHOUT ROWID;
+    CREATE TABLE replica_order (replica TEXT PRIMARY KEY, at REAL NOT NULL, row TEXT NOT NULL) STRICT, WITHOUT ROWID;
+    """,
 )
 """Step n takes the schema from version n to n + 1. A step that was ever released is never changed."""
 

@@ -16,10 +16,12 @@ import trio
 from llmgw.errors import OperatorError
 from llmgw.scheduler.explain import Candidate, Decision, DecisionKind, Refusal, Unplaced
 from llmgw.scheduler.memory import Learned
+from llmgw.scheduler.orders import Drained, Order, OrderKind
 from llmgw.scheduler.scale import Scale
 from llmgw.scheduler.state import Replica
-from llmgw.store import learned
+from llmgw.store import learned, wishes
 from llmgw.store.api import JobRow, NodeRow, PassRecord, SettingsRevision, StoredDecision
+from llmgw.store.audit import Act
 from llmgw.store.rows import from_text, to_text
 from llmgw.store.schema import APPLICATION_ID, STEPS, VERSION
 from llmgw.store.sqlite_identity import SqliteIdentityStore
@@ -261,6 +263,7 @@ class SqliteStore:
             connection.executemany(
                 "INSERT INTO scale VALUES (?, ?)", [(model, to_text(found)) for model, found in record.scales.items()]
             )
+            wishes.drop(connection, record.over)
             connection.execute("DELETE FROM unplaced")
             for item in record.unplaced:
                 _insert_unplaced(connection, number, item)
@@ -312,6 +315,41 @@ class SqliteStore:
             return number
 
         return await self._write(work)
+
+    async def drains(self) -> dict[str, Drained]:
+        """The nodes that operators want to be empty."""
+        return await self._read(wishes.drains)
+
+    async def save_drain(self, epoch: int, node: str, drained: Drained | None, act: Act) -> None:
+        """Drain a node, or do not any more."""
+
+        def work(connection: sqlite3.Connection) -> None:
+            number = self._begin_pass(connection, epoch, act.at)
+            said = f"no longer drained: {act.by}" if drained is None else str(drained)
+            if drained is None and act.reason:
+                said = f"{said}: {act.reason}"
+            wishes.put_drain(connection, node, drained)
+            _insert_decisions(connection, number, (Decision(DecisionKind.DRAIN, "", "", node, said),))
+            wishes.record(connection, act)
+
+        await self._write(work)
+
+    async def orders(self) -> dict[str, Order]:
+        """What operators want done to replicas."""
+        return await self._read(wishes.orders)
+
+    async def save_order(self, epoch: int, model: str, order: Order, act: Act) -> None:
+        """Remember an order."""
+
+        def work(connection: sqlite3.Connection) -> None:
+            number = self._begin_pass(connection, epoch, act.at)
+            wishes.put_order(connection, order)
+            kind = DecisionKind.RESTART if order.kind is OrderKind.RESTART else DecisionKind.STOP
+            said = f"to be {order}"
+            _insert_decisions(connection, number, (Decision(kind, model, order.replica, "", said),))
+            wishes.record(connection, act)
+
+        await self._write(work)
 
     async def unplaced(self) -> tuple[Unplaced, ...]:
         """What had no place in the newest pass."""

@@ -166,6 +166,7 @@ class SqliteIdentityStore:
 
         def work(connection: sqlite3.Connection) -> bool:
             gone = connection.execute("DELETE FROM node WHERE id = ?", (node,)).rowcount
+            connection.execute("DELETE FROM node_drain WHERE node = ?", (node,))
             gone += connection.execute("DELETE FROM held WHERE node = ?", (node,)).rowcount
             gone += connection.execute("DELETE FROM issued WHERE node = ?", (node,)).rowcount
             if gone:

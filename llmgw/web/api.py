@@ -22,6 +22,7 @@ from llmgw.web.bodies import RefusedBody, json_of, named
 from llmgw.web.identity import Identities, identity_routes
 from llmgw.web.jobs import Jobs, job_routes
 from llmgw.web.keys import Keys, key_routes
+from llmgw.web.operations import Operations, operation_routes
 from llmgw.web.source import Source
 from llmgw.web.why import model_of_adapter, unknown, why_view
 
@@ -71,6 +72,7 @@ def routes(
     jobs: Jobs | None = None,
     people: Identities | None = None,
     keys: Keys | None = None,
+    operations: Operations | None = None,
 ) -> list[Route]:
     """Every route of the admin listener."""
 
@@ -170,6 +172,7 @@ def routes(
         *(() if jobs is None else job_routes(jobs, source, guarded)),
         *(() if people is None else identity_routes(people, source, guarded)),
         *(() if keys is None else key_routes(keys, source.now, guarded)),
+        *(() if operations is None else operation_routes(operations, source, guarded)),
     ]
 
 
@@ -179,6 +182,7 @@ def app(
     jobs: Jobs | None = None,
     people: Identities | None = None,
     keys: Keys | None = None,
+    operations: Operations | None = None,
 ) -> Starlette:
     """The admin side as an ASGI application."""
 
@@ -190,4 +194,6 @@ def app(
         usable = "POST" if "POST" in (headers or {}).get("Allow", "") else "GET"
         return _error(405, f"{request.method} is not possible here", f"use {usable}")
 
-    return Starlette(routes=routes(source, token, jobs, people, keys), exception_handlers={404: missing, 405: method})
+    return Starlette(
+        routes=routes(source, token, jobs, people, keys, operations), exception_handlers={404: missing, 405: method}
+    )

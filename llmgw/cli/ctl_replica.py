@@ -1,0 +1,63 @@
+"""``llmgw ctl replica``: one replica started anew or stopped, and its engines' logs."""
+
+from __future__ import annotations
+
+from urllib.parse import quote
+
+import click
+
+from llmgw.cli.admin_client import client_of
+from llmgw.cli.ctl import _as_json, command
+from llmgw.cli.ctl_node import say_effect
+from llmgw.cli.terminal import echo_json
+
+
+@command.group()
+def replica() -> None:
+    """What is done to one replica: restart, stop, logs.
+
+    \b
+    llmgw ctl replica restart llama-3.1-8b-12 --reason "memory grows"
+    llmgw ctl replica logs llama-3.1-8b-12 -f
+
+    Their names are in `llmgw ctl replicas`. How many there are is the settings' to say: what is stopped is replaced
+    while the model wants it.
+    """
+
+
+def _order(ctx: click.Context, name: str, what: str, reason: str, *, as_json: bool) -> None:
+    answer = client_of(ctx).post(f"replicas/{quote(name, safe='')}/{what}", {"reason": reason})
+    if as_json:
+        echo_json(answer)
+    else:
+        say_effect(answer)
+
+
+_reason = click.option("--reason", default="", help="Why; shown with the replica, in why and in the audit.")
+
+
+@replica.command()
+@click.argument("name", metavar="REPLICA")
+@_reason
+@_as_json
+@click.pass_context
+def restart(ctx: click.Context, name: str, reason: str, as_json: bool) -> None:
+    """Start REPLICA anew, over all of its nodes.
+
+    Where there is room for both, another one is ready before it is drained and stopped (not with `update: replace`).
+    Else it is drained, stopped and started on the same devices. If what was to replace it does not come up, it stays.
+    """
+    _order(ctx, name, "restart", reason, as_json=as_json)
+
+
+@replica.command()
+@click.argument("name", metavar="REPLICA")
+@_reason
+@_as_json
+@click.pass_context
+def stop(ctx: click.Context, name: str, reason: str, as_json: bool) -> None:
+    """Drain and stop REPLICA. While the model wants as many, another one takes its place; the answer says where.
+
+    To have one less for good, lower the model's replicas in the settings.
+    """
+    _order(ctx, name, "stop", reason, as_json=as_json)
