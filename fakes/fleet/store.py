@@ -176,7 +176,7 @@ class MemoryStore:
         await self._moment()
         return ()
 
-    async def save_job(self, row: JobRow) -> None:
+    async def save_job(self, row: JobRow, act: Act | None = None) -> None:
         raise AssertionError(f"nobody begins jobs here, but {row.report.id}")
 
     async def unplaced(self) -> tuple[Unplaced, ...]:

@@ -23,7 +23,9 @@ from llmgw.settings.catalog import EngineKind
 from llmgw.settings.daemon import Address
 from llmgw.settings.document import Settings
 from llmgw.store.api import PassRecord
-from llmgw.store.sqlite import SqliteStore
+from llmgw.store.identity import Event
+from llmgw.store.opening import sqlite_store
+from llmgw.store.sql import SqlStore
 from llmgw.web.api import app
 from llmgw.web.serve import listen, serve
 from tests.scheduler.clusters import NOW, device, model, node, report
@@ -45,7 +47,7 @@ class Live(Picture):
 class Bench:
     port: int
     cluster: Cluster
-    store: SqliteStore
+    store: SqlStore
 
     async def ask(self, path: str, body: dict[str, Any] | None = None) -> tuple[int, Any]:
         def work() -> tuple[int, Any]:
@@ -80,7 +82,7 @@ class Bench:
 
 @asynccontextmanager
 async def bench(folder: Path, nodes: int = 2, replicas: int = 1) -> AsyncIterator[Bench]:
-    async with SqliteStore(folder / "db") as store:
+    async with sqlite_store(folder / "db") as store:
         settings = Settings(models=(model(replicas=replicas),))
         cluster = await remembered(store, settings, NOW, lambda: None)
         listener = listen(Address("127.0.0.1", 0))
@@ -111,17 +113,17 @@ async def test_a_drain_is_answered_written_down_and_remembered(tmp_path: Path) -
         assert (shown["drained"]["leaving"], shown["drained"]["staying"]) == (["m-1"], [])
         (said, *_) = await it.store.decisions(10, "n1")
         assert await it.store.drains() == {"n1": it.cluster.drains["n1"]}
-        assert [(e.kind, e.node, e.by) for e in await it.store.identities.events(9)] == [
+        assert [(e.action, e.object, e.by) for e in await it.store.audit(9)] == [
             ("node.drain", "n1", "an operator, over the admin API")
         ]
         told = [d.decision.reason for d in await it.store.decisions(10, "n1")]
         assert "drained by an operator, over the admin API: new fans" in told, said
-    async with SqliteStore(tmp_path / "db") as store:
+    async with sqlite_store(tmp_path / "db") as store:
         again = await remembered(store, Settings(models=(model(),)), NOW, lambda: None)
         found = again.state(NOW).node("n1")
         assert found is not None
         assert isinstance(found.drained, Drained)
-        assert await store.identities.forget_node("n1", (await store.identities.events(1))[0])
+        assert await store.identities.forget_node("n1", Event(NOW, "evicted", "n1", "b", ""))
         assert await store.drains() == {}
 
 
@@ -141,7 +143,7 @@ async def test_what_stays_is_answered_with_every_candidate_and_forced_it_goes(tm
         assert (await it.ask("nodes/n1/undrain", {"reason": "done"}))[1] == {"node": "n1", "undrained": True}
         assert (await it.ask("nodes/n1/undrain", {}))[1] == {"node": "n1", "undrained": False}
         assert await it.store.drains() == {}
-        kinds = [e.kind for e in await it.store.identities.events(9)]
+        kinds = [row.action for row in await it.store.audit(9)]
         assert kinds == ["node.undrain", "node.drain", "node.drain"]
 
 
@@ -160,7 +162,7 @@ async def test_an_order_is_remembered_until_it_is_done(tmp_path: Path) -> None:
         await it.run()
         assert (it.cluster.orders, await it.store.orders()) == ({}, {})
         assert {r.id: r.goal for r in it.cluster.replicas}["m-1"] is Goal.DRAIN
-        kinds = [e.kind for e in await it.store.identities.events(9)]
+        kinds = [row.action for row in await it.store.audit(9)]
         assert kinds == ["replica.stop", "replica.restart"]
 
 
@@ -193,7 +195,7 @@ async def test_what_makes_no_sense_is_refused(tmp_path: Path, path: str, body: d
         status, answer = await it.ask(path, body)
         assert status == 400
         assert said in f"{answer['error']['reason']} {answer['error']['remedy']}"
-        assert await it.store.identities.events(9) == ()
+        assert await it.store.audit(9) == ()
 
 
 async def test_a_plan_says_what_a_drain_would_do(tmp_path: Path) -> None:
