@@ -25,6 +25,7 @@ from llmgw.agent.jobs.works import NodeWorks
 from llmgw.agent.link_file import LinkFile
 from llmgw.agent.session import Link, Outbox
 from llmgw.agent.shards import Shards
+from llmgw.agent.tails import Tails
 from llmgw.agent.weights import Weights
 from llmgw.discovery.weights import hub_cache
 from llmgw.errors import first_error
@@ -94,6 +95,7 @@ async def _main(config: AgentConfig) -> None:
         installs=installs.listed,
         identity=identity,
         stands=LinkFile(Path(config.state_dir)).write,
+        tails=lambda send: Tails(Path(config.state_dir), shards.secret, shards.writes, send),
     )
     async with trio.open_nursery() as root:
         await root.start(_signals, root.cancel_scope)

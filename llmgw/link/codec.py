@@ -36,6 +36,7 @@ from llmgw.link.messages import (
     Join,
     Joined,
     JoinMessage,
+    LogChunk,
     LookForWeights,
     Message,
     NotLeader,
@@ -49,6 +50,8 @@ from llmgw.link.messages import (
     ShardStatus,
     StartShard,
     StopShard,
+    StopTail,
+    TailLog,
     TrustBundle,
     WeightsFound,
     Welcome,
@@ -72,6 +75,7 @@ UP: Mapping[str, type[AgentMessage]] = MappingProxyType(
         "not-understood": NotUnderstood,
         "identity-held": IdentityHeld,
         "renew-certificate": RenewCertificate,
+        "log-chunk": LogChunk,
     }
 )
 """What an agent may say."""
@@ -93,6 +97,8 @@ DOWN: Mapping[str, type[ServerMessage]] = MappingProxyType(
         "trust-bundle": TrustBundle,
         "certificate-issued": CertificateIssued,
         "renewal-refused": RenewalRefused,
+        "tail-log": TailLog,
+        "stop-tail": StopTail,
     }
 )
 """What a control plane may say."""

@@ -137,7 +137,7 @@ class Server:
                 router.on_load(lambda load: cluster.loaded(load, time.time()))
                 await services.start(router.run)
                 people = None if identities is None else IdentityAdmin(identities, cluster, agents, time.time)
-                operations = Operations(cluster, self._store, time.time) if control_plane else None
+                operations = Operations(cluster, self._store, time.time, agents) if control_plane else None
                 history = (self._store, Path(self._config.state_dir))
                 await services.start(serve_admin, app(status, token, jobs, people, keys, history, operations), listener)
                 services.start_soon(keys.run)

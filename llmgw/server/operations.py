@@ -8,7 +8,9 @@ from llmgw.errors import OperatorError
 from llmgw.scheduler.drains import Effect, drain_effect, order_effect
 from llmgw.scheduler.orders import Drained, Order, OrderKind
 from llmgw.scheduler.state import Goal, Replica
+from llmgw.server.agents import Agents
 from llmgw.server.cluster import Cluster
+from llmgw.server.logs import LogReader
 from llmgw.settings.faults import nearest
 from llmgw.store.api import Store
 from llmgw.store.audit import Act
@@ -19,8 +21,11 @@ LONGEST_REASON = 500
 class Operations:
     """The cluster, and the store that remembers what is wanted of it. Refusals are :class:`OperatorError`."""
 
-    def __init__(self, cluster: Cluster, store: Store, clock: Callable[[], float]) -> None:
+    def __init__(
+        self, cluster: Cluster, store: Store, clock: Callable[[], float], agents: Agents | None = None
+    ) -> None:
         self._cluster = cluster
+        self._agents = agents
         self._store = store
         self._clock = clock
 
@@ -62,6 +67,23 @@ class Operations:
         await self._store.save_order(self._cluster.epoch, row.model, order, act)
         self._cluster.order(order)
         return effect
+
+    def read_log(self, replica: str, rank: int, lines: int, *, follow: bool, previous: bool) -> LogReader:
+        """Read the log of one rank, from its node."""
+        row = self._row(replica)
+        shard = next((s for s in row.shards if s.rank == rank), None)
+        if shard is None:
+            has = ", ".join(str(s.rank) for s in row.shards) or "none: it has no place"
+            raise OperatorError(f"replica {replica}", f"has no rank {rank}", f"its ranks are {has}")
+        made = None
+        if self._agents is not None:
+            made = self._agents.read_log(
+                shard.node, shard.shard, row.generation, lines, follow=follow, previous=previous
+            )
+        if made is None:
+            said = f"is on {shard.node}, which is not connected"
+            raise OperatorError(f"log of {shard.shard}", said, f"its agent has it: see llmgw ctl why {shard.node}")
+        return made
 
     def _known(self, node: str) -> None:
         if self._cluster.row(node) is None:

@@ -16,13 +16,14 @@ from llmgw.scheduler.orders import OrderKind
 from llmgw.settings.convert import strict_converter
 from llmgw.web.bodies import RefusedBody, json_of
 from llmgw.web.jobs import Guard
+from llmgw.web.logs import Logs, log_routes
 from llmgw.web.source import Source
 from llmgw.web.views import drained_view, unplaced_view
 
 _CONVERTER = strict_converter(forbid_unknown=True)
 
 
-class Operations(Protocol):
+class Operations(Logs, Protocol):
     """Who does it; see :class:`llmgw.server.operations.Operations`. Refusals are :class:`OperatorError`."""
 
     async def drain(self, node: str, reason: str, by: str, *, force: bool) -> Effect: ...
@@ -70,7 +71,7 @@ def effect_view(effect: Effect) -> dict[str, Any]:
 
 
 def operation_routes(operations: Operations, source: Source, guarded: Guard) -> list[Route]:
-    """``nodes/NODE/drain`` and ``undrain``, ``replicas/ID/restart`` and ``stop`` under ``/api/v1/``."""
+    """``nodes/NODE/drain`` and ``undrain``, ``replicas/ID/restart``, ``stop``, ``logs`` under ``/api/v1/``."""
 
     async def drain(request: Request) -> Any:
         node = request.path_params["node"]
@@ -101,4 +102,5 @@ def operation_routes(operations: Operations, source: Source, guarded: Guard) -> 
         ("replicas/{replica}/restart", order(OrderKind.RESTART)),
         ("replicas/{replica}/stop", order(OrderKind.STOP)),
     )
-    return [Route(f"/api/v1/{path}", guarded(answer), methods=["POST"]) for path, answer in routes]
+    posts = [Route(f"/api/v1/{path}", guarded(answer), methods=["POST"]) for path, answer in routes]
+    return [*posts, *log_routes(operations, guarded)]
