@@ -18,6 +18,7 @@ from llmgw.scheduler.explain import Outcome, Unplaced
 from llmgw.scheduler.learn import lesson
 from llmgw.scheduler.liveness import node_state
 from llmgw.scheduler.memory import Learned, absorbed
+from llmgw.scheduler.orders import Drained, Order
 from llmgw.scheduler.scale import EngineLoad, Scale, scaled
 from llmgw.scheduler.state import ClusterState, Goal, Node, NodeState, Replica, ShardReport, ShardState
 from llmgw.server.demand import DemandBook
@@ -62,6 +63,8 @@ class Cluster:
         scales: Mapping[str, Scale] = MappingProxyType({}),
         learned: Iterable[Learned] = (),
         settings_revision: int = 0,
+        drains: Mapping[str, Drained] = MappingProxyType({}),
+        orders: Mapping[str, Order] = MappingProxyType({}),
     ) -> None:
         self.id = cluster
         self.epoch = epoch
@@ -75,6 +78,8 @@ class Cluster:
         self.in_flight: Mapping[str, int] | None = None
         self.brake_released = brake_released
         self.scales: Mapping[str, Scale] = scales
+        self.drains = dict(drains)
+        self.orders = dict(orders)
         self._demand = DemandBook(started)
         self.full: Callable[[tuple[str, ...]], None] = lambda _engines: None
         self._weights = WeightsBook()
@@ -214,6 +219,7 @@ class Cluster:
         """The node is gone for good: what was placed there is placed elsewhere. Whether it was known."""
         self._left.pop(node, None)
         self._seen.pop(node, None)
+        self.drains.pop(node, None)
         known = self._rows.pop(node, None) is not None
         self._woken()
         return known
@@ -285,6 +291,19 @@ class Cluster:
         self.brake_released = silent_since
         self._woken()
 
+    def drain(self, node: str, drained: Drained | None) -> None:
+        """An operator wants a node to be empty, or does not any more."""
+        if drained is None:
+            self.drains.pop(node, None)
+        else:
+            self.drains[node] = drained
+        self._woken()
+
+    def order(self, order: Order) -> None:
+        """An operator wants something done to a replica."""
+        self.orders[order.replica] = order
+        self._woken()
+
     def state(self, now: float) -> ClusterState:
         """One frozen picture of everything."""
         placed = tuple(m for m in self.settings.models if m.profiles)
@@ -302,6 +321,7 @@ class Cluster:
             demands=self._demand.of(placed, self.replicas),
             scales=self.scales,
             learned=tuple(self._learned.values()),
+            orders=dict(self.orders),
         )
 
     def _in_flight(self) -> Mapping[str, int]:
@@ -319,6 +339,9 @@ class Cluster:
         self.replicas = outcome.replicas
         self.unplaced = outcome.unplaced
         self.scales = outcome.scales
+        for order in outcome.over:
+            if self.orders.get(order.replica) == order:
+                del self.orders[order.replica]
         self._next_serial = outcome.next_serial
 
     def changes(self, state: ClusterState) -> tuple[NodeChange, ...]:
@@ -355,6 +378,7 @@ class Cluster:
             looking=self._weights.looking(row.id, now),
             installs=row.installs,
             settings=held(self._settings_book.of(row.id), row.settings),
+            drained=self.drains.get(row.id),
         )
 
 
@@ -387,4 +411,6 @@ async def remembered(
         scales=await store.scales(),
         learned=await store.learned(),
         settings_revision=settings_revision,
+        drains=await store.drains(),
+        orders=await store.orders(),
     )

@@ -72,6 +72,7 @@ class Follower:
         ]
         replicas, serial = await self._store.replicas()
         self.cluster.follow(rows, replicas, serial, await self._store.unplaced(), await self._store.scales())
+        self.cluster.drains = await self._store.drains()
         newest = await self._store.settings()
         if newest is not None:
             settings = load_settings(newest.text, f"settings, revision {newest.revision}")

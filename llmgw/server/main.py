@@ -33,6 +33,7 @@ from llmgw.server.jobs import Jobs
 from llmgw.server.keys import KeyBook
 from llmgw.server.leader import Leadership
 from llmgw.server.loads import Loads
+from llmgw.server.operations import Operations
 from llmgw.server.reconcile import Reconciler
 from llmgw.server.registry import table
 from llmgw.server.settings_file import SettingsFile
@@ -162,8 +163,9 @@ class Server:
                 router.on_load(loads.own)
                 await services.start(router.run)
                 people = None if identities is None else IdentityAdmin(identities, cluster, agents, time.time)
+                operations = Operations(cluster, self._store, time.time, agents) if control_plane else None
                 history = self._store, Path(self._config.state_dir)
-                admin = app(status, token, jobs, people, keys, history, doctors)
+                admin = app(status, token, jobs, people, keys, history, doctors, operations)
                 await services.start(serve_admin, admin, listener)
                 services.start_soon(keys.run)
                 self._warn_if_open(settings)

@@ -198,6 +198,8 @@ STEPS: tuple[str, ...] = (
         expires REAL NOT NULL
     ) STRICT;
     CREATE TABLE router_load (instance TEXT PRIMARY KEY, row TEXT NOT NULL, at REAL NOT NULL) STRICT, WITHOUT ROWID;
+    CREATE TABLE node_drain (node TEXT PRIMARY KEY, row TEXT NOT NULL) STRICT, WITHOUT ROWID;
+    CREATE TABLE replica_order (replica TEXT PRIMARY KEY, at REAL NOT NULL, row TEXT NOT NULL) STRICT, WITHOUT ROWID;
     """,
 )
 """Step n takes the schema from version n to n + 1. A step that was ever released is never changed."""

@@ -25,6 +25,7 @@ from llmgw.web.doctor import Doctors, doctor_routes
 from llmgw.web.identity import Identities, identity_routes
 from llmgw.web.jobs import Jobs, job_routes
 from llmgw.web.keys import Keys, key_routes
+from llmgw.web.operations import Operations, operation_routes
 from llmgw.web.source import Source
 from llmgw.web.why import model_of_adapter, unknown, why_view
 
@@ -76,6 +77,7 @@ def routes(
     keys: Keys | None = None,
     history: tuple[History, Path] | None = None,
     doctors: Doctors | None = None,
+    operations: Operations | None = None,
 ) -> list[Route]:
     """Every route of the admin listener. With ``history`` comes a folder for what is on its way out."""
 
@@ -183,6 +185,7 @@ def routes(
         *(() if keys is None else key_routes(keys, source.now, guarded)),
         *(() if history is None else audit_routes(*history, source.now, guarded)),
         *(() if doctors is None else doctor_routes(doctors, guarded)),
+        *(() if operations is None else operation_routes(operations, source, guarded)),
     ]
 
 
@@ -194,6 +197,7 @@ def app(
     keys: Keys | None = None,
     history: tuple[History, Path] | None = None,
     doctors: Doctors | None = None,
+    operations: Operations | None = None,
 ) -> Starlette:
     """The admin side as an ASGI application."""
 
@@ -205,5 +209,5 @@ def app(
         usable = "POST" if "POST" in (headers or {}).get("Allow", "") else "GET"
         return _error(405, f"{request.method} is not possible here", f"use {usable}")
 
-    every = routes(source, token, jobs, people, keys, history, doctors)
+    every = routes(source, token, jobs, people, keys, history, doctors, operations)
     return Starlette(routes=every, exception_handlers={404: missing, 405: method})
