@@ -136,11 +136,11 @@ class LinkListener:
 
     tls: TlsFiles
     listen: Address = Address("127.0.0.1", 8443)
-    advertise: Address | None = None
     trust_domain: str = "llmgw.local"
     issuing: Issuing | None = None
     nodes: tuple[str, ...] | None = None
     connections_per_address: int = 200
+    advertise: Address | None = None
 
 
 @frozen
