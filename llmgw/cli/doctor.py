@@ -14,7 +14,7 @@ import trio
 from attrs import evolve
 
 from llmgw import __version__
-from llmgw.cli.files import agent_config
+from llmgw.cli.files import agent_in_force
 from llmgw.errors import OperatorError
 from llmgw.settings.daemon import Discovery
 
@@ -156,7 +156,7 @@ def _read(path: Path, root: Path | None, *, run_programs: bool) -> Document:
     from llmgw.doctor.live import dial, hurried
 
     # What this node was told says nothing of a folder from elsewhere.
-    config = agent_config(path) if path.exists() and (root is None or str(path) != "/etc/llmgw/agent.yaml") else None
+    config = agent_in_force(path) if path.exists() and (root is None or str(path) != "/etc/llmgw/agent.yaml") else None
     discovery = Discovery() if config is None else config.discovery
     if root is not None:
         discovery = Discovery(root=str(root.resolve()))

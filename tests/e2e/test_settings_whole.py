@@ -6,6 +6,8 @@ import json
 import os
 import signal
 import stat
+import subprocess
+import sys
 from typing import Any
 
 import pytest
@@ -26,6 +28,17 @@ def change(system: System, agents: str) -> None:
     path.write_text(path.read_text().partition("\nagents:")[0] + f"\nagents: {agents}\n")
     assert system.run.server is not None
     system.run.server.send_signal(signal.SIGHUP)
+
+
+def llmgw(*args: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, "-m", "llmgw", *args], capture_output=True, text=True, timeout=30, check=False
+    )
+
+
+def status(system: System) -> str:
+    done = llmgw("agent", "--config", str(system.demo.agent_yaml), "status")
+    return done.stdout + done.stderr
 
 
 def ready_lines(system: System) -> int:
@@ -55,6 +68,7 @@ def test_a_node_takes_its_settings_over_in_the_middle_of_a_stream(system: System
     log = (system.demo.folder / "agent.log").read_text()
     assert "the settings stand in for keys of agent.yaml" in log
     assert "log.level" in log
+    assert "settings: revision 2, on trial" in status(system)
     kept = system.demo.agent_state / "settings.json"
     assert stat.S_IMODE(kept.stat().st_mode) == 0o600
     assert json.loads(json.loads(kept.read_bytes())["trial"]["text"])["weights"] == {"reserve_gib": 3}
@@ -78,6 +92,10 @@ def test_settings_that_cannot_be_used_are_refused_and_stay_refused(system: Syste
     system.until("them to be refused", lambda: held(system).get("state") == "refused")
     assert "discovery.root: /no/such/machine is not a folder" in held(system)["reason"]
     assert held(system)["wanted"] == 2
+    assert "settings: revision 2 REFUSED: discovery.root: /no/such/machine is not a folder" in status(system)
+    shown = llmgw("ctl", "--config", str(system.demo.server_yaml), "nodes").stdout
+    assert "2 refused" in shown
+    assert "demo-node: settings of revision 2 refused: discovery.root: /no/such/machine is not a folder" in shown
     assert "node demo-node refused its settings" in system.run.api("status")["problems"]
     assert ready_lines(system) == 1
     system.run.kill_agent()
@@ -102,6 +120,10 @@ def test_an_edited_file_is_taken_over_and_a_wrong_one_is_not(system: System) -> 
     log = system.demo.folder / "agent.log"
     system.until("it to be reported", lambda: "agent.yaml as it is now is not used" in log.read_text())
     assert system.run.agent is not None
+    said = status(system)
+    assert "its agent runs" in said
+    assert "agent.yaml as it is now is NOT USED: " in said
+    assert "log.level: expected one of debug" in said
     file.write_text(right)
     system.run.agent.send_signal(signal.SIGHUP)
     system.until("the right one to be taken over", lambda: ready_lines(system) == 3)
