@@ -102,7 +102,13 @@ class Server:
         metrics = ControlPlaneMetrics()
         cluster = await remembered(self._store, settings, started, lambda: reconciler.wake())
         router = RouterWorkers(Path(self._config.state_dir), self._config.router, self._config.log)
-        keys = KeyBook(SqliteKeys(self._store), router, Path(self._config.state_dir) / COUNTS_FOLDER, time.time)
+        keys = KeyBook(
+            SqliteKeys(self._store),
+            router,
+            Path(self._config.state_dir) / COUNTS_FOLDER,
+            time.time,
+            lambda: cluster.settings.keys,
+        )
         await keys.load()
         router.serve_keys(keys)
         cluster.full = router.fill

@@ -74,15 +74,6 @@ class Cors:
     origins: tuple[str, ...] = ()
 
 
-@frozen
-class Tracing:
-    """Where spans of requests go: ``endpoint`` takes OTLP over HTTP. ``share`` of the requests that no caller traces
-    already become spans."""
-
-    endpoint: str
-    share: float = 1.0
-
-
 MOST_WORKERS = 8
 
 
@@ -100,7 +91,6 @@ class RouterListener:
     tls: RouterTls | None = None
     cors: Cors = Cors()
     access_log: bool = False
-    tracing: Tracing | None = None
 
 
 @frozen

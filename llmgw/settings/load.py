@@ -12,7 +12,7 @@ from cattrs.errors import AttributeValidationNote, ForbiddenExtraKeysError, Iter
 
 from llmgw.hardware.fabric import FabricRule
 from llmgw.settings import yaml
-from llmgw.settings.catalog import EngineKind, Model, Profile
+from llmgw.settings.catalog import EngineKind, Model, Profile, Scaling
 from llmgw.settings.convert import WrongValue, shown, strict_converter
 from llmgw.settings.daemon import (
     Address,
@@ -44,7 +44,7 @@ _KEYS: Mapping[type, tuple[frozenset[str], frozenset[str]]] = {
 _TOP_KEYS = {
     "server": frozenset({"settings", "admin", "link"}),
     "agent": frozenset({"id", "control_planes", "address", "ports", "discovery", "fabrics", "engines", "weights_dir"}),
-    "settings": frozenset({"models", "liveness", "nodes", "quotas", "weights"}),
+    "settings": frozenset({"models", "liveness", "nodes", "quotas", "weights", "scaling", "keys", "tracing"}),
 }
 
 
@@ -143,8 +143,10 @@ def load_settings(text: str, file: str = "settings.yaml") -> Settings:
     reading = _Reading(text, file)
     value = reading.document.value
     top = {} if value is None else reading.mapping(value, ())
+    scaling = top.get("scaling")
+    usual = scaling if isinstance(scaling, dict) else {}
     models = [
-        _model(reading, name, body)
+        _model(reading, name, body, usual)
         for name, body in reading.mapping(top.pop("models", None) or {}, ("models",)).items()
     ]
     rest = reading.structure(top, Settings, ())
@@ -157,12 +159,16 @@ def load_settings(text: str, file: str = "settings.yaml") -> Settings:
     return settings
 
 
-def _model(reading: _Reading, name: str, value: Any) -> Model | None:
+def _model(reading: _Reading, name: str, value: Any, scaling: Mapping[str, Any]) -> Model | None:
     path: Path = ("models", name)
     body = reading.mapping(value, path)
     if "name" in body:
         reading.fault((*path, "name"), "unknown key", "the name is the key of the mapping")
         del body["name"]
+    if isinstance(body.get("scaling"), dict):
+        # What is wrong with a default is said once, where it stands.
+        usual = {key: value for key, value in scaling.items() if _is_scaling(key, value)}
+        body["scaling"] = {**usual, **body["scaling"]}
     written = body.pop("profiles", None) or []
     if not isinstance(written, list):
         reading.fault((*path, "profiles"), f"expected a list, found {shown(written)}")
@@ -179,10 +185,22 @@ def _model(reading: _Reading, name: str, value: Any) -> Model | None:
     return None if model is None else attrs.evolve(model, profiles=tuple(p for p in profiles if p is not None))
 
 
+def _is_scaling(key: str, value: Any) -> bool:
+    kind = {field.name: field.type for field in attrs.fields(Scaling)}.get(key)
+    try:
+        return kind is not None and _CONVERTER.structure({key: value}, Scaling) is not None
+    except (cattrs.BaseValidationError, WrongValue):
+        return False
+
+
 def load_server(text: str, file: str, folder: str) -> ServerConfig:
     """``server.yaml``; relative paths in it are below ``folder``. Raises :class:`ConfigError` with every fault."""
     reading = _Reading(text, file)
-    config = reading.structure(reading.mapping(reading.document.value, ()), ServerConfig, ())
+    body = reading.mapping(reading.document.value, ())
+    if isinstance(router := body.get("router"), dict) and "tracing" in router:
+        reading.fault(("router", "tracing"), "belongs in the settings", "write it there as tracing, beside models")
+        body["router"] = {key: value for key, value in router.items() if key != "tracing"}
+    config = reading.structure(body, ServerConfig, ())
     reading.end()
     assert config is not None
     config = attrs.evolve(
