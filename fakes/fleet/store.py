@@ -15,6 +15,7 @@ from llmgw.scheduler.memory import Learned
 from llmgw.scheduler.scale import Scale
 from llmgw.scheduler.state import Replica
 from llmgw.store.api import JobRow, NodeRow, PassRecord, SettingsRevision, StoredDecision
+from llmgw.store.audit import Act
 
 
 class Disk:
@@ -148,7 +149,7 @@ class MemoryStore:
         await self._moment()
         return ()
 
-    async def save_job(self, row: JobRow) -> None:
+    async def save_job(self, row: JobRow, act: Act | None = None) -> None:
         raise AssertionError(f"nobody begins jobs here, but {row.report.id}")
 
     async def unplaced(self) -> tuple[Unplaced, ...]:

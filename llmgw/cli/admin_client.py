@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import http.client
 import json
-from collections.abc import Mapping
+import shutil
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
@@ -17,6 +19,8 @@ from llmgw.errors import OperatorError, PeerError
 from llmgw.web.auth import TOKEN_FILE, read_token
 
 _TIMEOUT_S = 10.0
+_SAVING_S = 60.0
+_CHUNK = 256 * 1024
 _DEFAULT_CONFIGS = (Path("server.yaml"), Path("/etc/llmgw/server.yaml"))
 
 
@@ -28,45 +32,67 @@ class AdminClient:
     port: int
     token: str
 
-    def get(self, path: str) -> Any:
+    def get(self, path: str, timeout_s: float = _TIMEOUT_S) -> Any:
         """The JSON answer of ``GET /api/v1/<path>``.
 
         Raises :class:`PeerError` when nothing answers, :class:`OperatorError` when the answer is an error.
         """
-        return self._ask("GET", path, None, _TIMEOUT_S)
+        return self._ask("GET", path, None, timeout_s)
 
     def post(self, path: str, body: Mapping[str, Any], timeout_s: float = _TIMEOUT_S) -> Any:
         """The JSON answer of ``POST /api/v1/<path>`` with this JSON body; raises as :meth:`get` does."""
         return self._ask("POST", path, json.dumps(body).encode(), timeout_s)
 
+    def save(self, path: str, file: Path) -> int:
+        """Write the answer of ``GET /api/v1/<path>`` into a file that is there; returns its size.
+
+        Raises as :meth:`get` does.
+        """
+        with self._answer("GET", path, None, _SAVING_S) as answer:
+            if answer.status != 200:
+                self._value(answer.status, answer.read())
+            with file.open("wb") as out:
+                shutil.copyfileobj(answer, out, _CHUNK)
+        return file.stat().st_size
+
     def _ask(self, method: str, path: str, body: bytes | None, timeout_s: float) -> Any:
-        address = f"{self.host}:{self.port}"
+        with self._answer(method, path, body, timeout_s) as answer:
+            return self._value(answer.status, answer.read())
+
+    @property
+    def _name(self) -> str:
+        return f"admin API at {self.host}:{self.port}"
+
+    @contextmanager
+    def _answer(
+        self, method: str, path: str, body: bytes | None, timeout_s: float
+    ) -> Iterator[http.client.HTTPResponse]:
+        """An answer whose content is to be read in the block; between two pieces of it may be ``timeout_s``."""
         connection = http.client.HTTPConnection(self.host, self.port, timeout=timeout_s)
         fields = {"authorization": f"Bearer {self.token}"}
         if body is not None:
             fields["content-type"] = "application/json"
         try:
             connection.request(method, f"/api/v1/{path}", body, fields)
-            answer = connection.getresponse()
-            content = answer.read()
+            yield connection.getresponse()
         except (OSError, http.client.HTTPException) as failed:
             reason = getattr(failed, "strerror", None) or str(failed) or type(failed).__name__
             raise PeerError(
-                f"admin API at {address}", f"does not answer: {reason}", "check that llmgw server runs, and --admin"
+                self._name, f"does not answer: {reason}", "check that llmgw server runs, and --admin"
             ) from failed
         finally:
             connection.close()
+
+    def _value(self, status: int, content: bytes) -> Any:
         try:
             value = json.loads(content)
         except ValueError as failed:
             raise PeerError(
-                f"admin API at {address}", f"answered {answer.status} and no JSON", "is it an llmgw server? see --admin"
+                self._name, f"answered {status} and no JSON", "is it an llmgw server? see --admin"
             ) from failed
-        if answer.status != 200:
+        if status != 200:
             said = value.get("error", {}) if isinstance(value, dict) else {}
-            raise OperatorError(
-                f"admin API at {address}", said.get("reason", f"answered {answer.status}"), said.get("remedy", "")
-            )
+            raise OperatorError(self._name, said.get("reason", f"answered {status}"), said.get("remedy", ""))
         return value
 
 

@@ -1,4 +1,4 @@
-"""``llmgw ctl token``, ``deny``, ``evict``, ``identities`` and ``audit``: who may be a node."""
+"""``llmgw ctl token``, ``deny``, ``evict``, and ``identities``: who may be a node."""
 
 from __future__ import annotations
 
@@ -157,10 +157,28 @@ def evict(ctx: click.Context, node: str, yes: bool) -> None:
 
 
 @command.command()
+@click.option(
+    "--events",
+    type=click.IntRange(1, 1000),
+    metavar="N",
+    help="Instead, the newest N events: tokens, certificates, the deny list, and who was turned away.",
+)
 @_as_json
 @click.pass_context
-def identities(ctx: click.Context, as_json: bool) -> None:
+def identities(ctx: click.Context, events: int | None, as_json: bool) -> None:
     """The CAs that are trusted and who needs which, and every node's certificate."""
+    if events is not None:
+        answer = client_of(ctx).get(f"identities/events?limit={events}")
+        if as_json:
+            echo_json(answer)
+            return
+        table(
+            ["WHEN", "WHAT", "NODE", "BY", "DETAIL"],
+            [[when(e["at"]), e["kind"], e["node"], e["by"], e["detail"]] for e in answer["events"]],
+        )
+        if not answer["events"]:
+            click.echo("nothing yet")
+        return
     answer = client_of(ctx).get("identities")
     if as_json:
         echo_json(answer)
@@ -182,21 +200,3 @@ def identities(ctx: click.Context, as_json: bool) -> None:
     )
     if not answer["nodes"]:
         click.echo("no node has ever connected")
-
-
-@command.command()
-@click.option("--limit", type=click.IntRange(1, 1000), default=50, show_default=True, help="How many.")
-@_as_json
-@click.pass_context
-def audit(ctx: click.Context, limit: int, as_json: bool) -> None:
-    """What was done with identities, newest first: tokens, certificates, refusals, the deny list."""
-    answer = client_of(ctx).get(f"audit?limit={limit}")
-    if as_json:
-        echo_json(answer)
-        return
-    table(
-        ["WHEN", "WHAT", "NODE", "BY", "DETAIL"],
-        [[when(e["at"]), e["kind"], e["node"], e["by"], e["detail"]] for e in answer["events"]],
-    )
-    if not answer["events"]:
-        click.echo("nothing yet")

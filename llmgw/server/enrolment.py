@@ -73,7 +73,7 @@ class Enrolment:
         self._check_welcome(node, "")
         token, now = tokens.new(fingerprint(anchor)), self._clock()
         row = TokenRow(token.id, node, token.digest, now, now + ttl_s, by)
-        await self._store.add_token(row, self._event("token-created", node, by, f"token {token.id}, for {ttl_s:g} s"))
+        await self._store.add_token(row, self._event("token.create", node, by, f"token {token.id}, for {ttl_s:g} s"))
         return str(token), row
 
     async def tokens(self) -> tuple[TokenRow, ...]:
@@ -83,7 +83,7 @@ class Enrolment:
     async def revoke_token(self, token: str, by: str) -> None:
         """Raises :class:`OperatorError` when there is none that could still be used."""
         row = await self._store.token(token)
-        event = self._event("token-revoked", "" if row is None else row.node, by, f"token {token}")
+        event = self._event("token.revoke", "" if row is None else row.node, by, f"token {token}")
         if row is None or not await self._store.revoke_token(token, self._clock(), event):
             raise OperatorError(
                 f"token {token[:20]}", "is not there, or is used or revoked already", "see: llmgw ctl token list"
@@ -101,7 +101,7 @@ class Enrolment:
         if refused is not None or row is None:
             assert refused is not None
             return await self._not_joined("" if row is None else row.node, remote, refused)
-        used = self._event("token-used", row.node, remote, f"token {row.id}, key {sha256}")
+        used = self._event("token.use", row.node, remote, f"token {row.id}, key {sha256}")
         if not row.used and not await self._store.use_token(row.id, sha256, remote, now, used):
             # Somebody else was faster: what became of it tells who.
             row = await self._store.token(token.id)
@@ -109,7 +109,7 @@ class Enrolment:
             if lost is not None:
                 return await self._not_joined("" if row is None else row.node, remote, lost)
             assert row is not None
-        granted = await self._grant(row.node, request.request, remote, "joined")
+        granted = await self._grant(row.node, request.request, remote, "node.join")
         if isinstance(granted, Refused):
             return await self._not_joined(row.node, remote, granted)
         issued = granted.message
@@ -151,7 +151,7 @@ class Enrolment:
         return Refused("newest certificate", f"the certificate that node {node} had last", found, str(chain[0]), remedy)
 
     async def _renew_expired(self, node: str, request: RenewCertificate, remote: str) -> CertificateIssued | Refused:
-        granted = await self._grant(node, request.request, remote, "renewed-expired")
+        granted = await self._grant(node, request.request, remote, "node.renew-expired")
         return granted if isinstance(granted, Refused) else granted.message
 
     async def _grant(self, node: str, request: str, remote: str, kind: str) -> Granted | Refused:

@@ -263,7 +263,7 @@ class Identities:
         if not row.reason:
             raise OperatorError("the reason", "is missing", "say why: whoever is refused is told")
         node = row.value if kind == DenyKind.NODE else ""
-        await self._store.deny(row, self._event("denied", node, by, f"{kind} {row.value}: {row.reason}"))
+        await self._store.deny(row, self._event("node.deny", node, by, f"{kind} {row.value}: {row.reason}"))
         await self._read_denied()
         self._changed()
         return row
@@ -272,7 +272,7 @@ class Identities:
         """Let somebody in again. Raises :class:`OperatorError` when there is no such entry."""
         value = normal(kind, value)
         node = value if kind == DenyKind.NODE else ""
-        if not await self._store.lift(kind, value, self._event("deny-lifted", node, by, f"{kind} {value}")):
+        if not await self._store.lift(kind, value, self._event("node.lift", node, by, f"{kind} {value}")):
             raise OperatorError(f"{kind} {value}", "is not denied", "see: llmgw ctl deny list")
         await self._read_denied()
 
@@ -288,7 +288,7 @@ class Identities:
 
     async def forget(self, node: str, by: str) -> bool:
         """Forget a node; whether there was one."""
-        there = await self._store.forget_node(node, self._event("evicted", node, by, "forgotten"))
+        there = await self._store.forget_node(node, self._event("node.evict", node, by, "forgotten"))
         self._held.pop(node, None)
         self.enrolment.issued.pop(node, None)
         return there

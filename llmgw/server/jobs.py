@@ -18,6 +18,7 @@ from llmgw.scheduler.jobs import Fetch, Install, JobReport, JobSpec
 from llmgw.settings.document import Settings
 from llmgw.settings.sources import HubSource, allowed, hub_source
 from llmgw.store.api import JobRow, Store
+from llmgw.store.audit import Act
 from llmgw.telemetry.logging import logger
 
 _ID_BYTES = 6
@@ -76,39 +77,43 @@ class Jobs:
             raise OperatorError(f"job {job[:100]}", "is not known", "see llmgw ctl jobs")
         return row
 
-    async def fetch(self, node: str, what: str, *, update: bool = False) -> tuple[JobRow, ...]:
+    async def fetch(self, node: str, what: str, by: str, *, update: bool = False) -> tuple[JobRow, ...]:
         """Have a node fetch weights, or all weights of a model. Raises :class:`OperatorError`."""
         settings = self._settings()
         made = []
         for source in sources_of(settings, what):
             fetch = Fetch(str(source), settings.weights.mirror, settings.weights.offline, update)
-            made.append(await self._run(node, JobSpec(self._id(), fetch=fetch)))
+            made.append(await self._run(node, JobSpec(self._id(), fetch=fetch), by))
         return tuple(made)
 
-    async def install(self, node: str, install: Install) -> JobRow:
+    async def install(self, node: str, install: Install, by: str) -> JobRow:
         """Have a node install an engine. Raises :class:`OperatorError`."""
         if bool(install.lock) == bool(install.wheels):
             raise OperatorError("install", "needs a lock file or a folder of wheels, and not both", "")
-        return await self._run(node, JobSpec(self._id(), install=install))
+        return await self._run(node, JobSpec(self._id(), install=install), by)
 
-    async def cancel(self, job: str, reason: str) -> JobRow:
+    async def cancel(self, job: str, by: str, reason: str) -> JobRow:
         """End a job; one that has ended is left as it is. Raises :class:`OperatorError`."""
         row = self.row(job)
         if row.report.state.ended or row.cancel:
             return row
         row = evolve(row, cancel=reason)
-        await self._save(row)
+        await self._save(row, Act(self._clock(), by, "job.cancel", job, reason, self._about(row)))
         self._send(row.node, self._commands(row))
         return row
 
     def _id(self) -> str:
         return f"job-{secrets.token_hex(_ID_BYTES)}"
 
-    async def _run(self, node: str, spec: JobSpec) -> JobRow:
+    @staticmethod
+    def _about(row: JobRow) -> str:
+        return f"{row.report.kind.value} {row.report.subject} on {row.node}"
+
+    async def _run(self, node: str, spec: JobSpec, by: str) -> JobRow:
         if node not in set(self._nodes()):
             raise OperatorError(f"node {node[:100]}", "has never registered", "see llmgw ctl nodes")
         row = JobRow(node, rules.queued(spec, self._clock()), spec)
-        await self._save(row)
+        await self._save(row, Act(self._clock(), by, "job.run", spec.id, "", self._about(row)))
         self._log.info("job", job=spec.id, node=node, subject=spec.subject)
         self._send(node, self._commands(row))
         return row
@@ -162,8 +167,8 @@ class Jobs:
         if row is not None and not row.report.state.ended:
             await self._keep(evolve(row, report=rules.failed(row.report, reason, remedy, self._clock())))
 
-    async def _save(self, row: JobRow) -> None:
-        await self._store.save_job(row)
+    async def _save(self, row: JobRow, act: Act | None = None) -> None:
+        await self._store.save_job(row, act)
         self._rows[row.report.id] = row
         ended = [i for i, known in self._rows.items() if known.report.state.ended]
         for old in ended[: max(0, len(ended) - _KEPT)]:

@@ -142,7 +142,7 @@ class KeyBook:
             terms.limits, terms.expires,
         )  # fmt: skip
         async with self._turn:
-            made = await self._store.add_key(key, KeyEvent(now, ident, "created", by, _said(terms)))
+            made = await self._store.add_key(key, KeyEvent(now, ident, "key.create", by, _said(terms)))
             return made, token, await self._holds(made, "created", by)
 
     async def change(self, ident: str, terms: KeyTerms, by: str) -> tuple[ApiKey, bool]:
@@ -154,7 +154,7 @@ class KeyBook:
                 key, name=terms.name, owner=terms.owner, tags=terms.tags, models=terms.models, limits=terms.limits,
                 expires=terms.expires,
             )  # fmt: skip
-            made = await self._store.change_key(new, KeyEvent(self._clock(), ident, "changed", by, _said(terms)))
+            made = await self._store.change_key(new, KeyEvent(self._clock(), ident, "key.change", by, _said(terms)))
             return made, await self._holds(made, "changed", by)
 
     async def rotate(self, ident: str, keep_old_s: float, by: str) -> tuple[ApiKey, str, bool]:
@@ -165,7 +165,7 @@ class KeyBook:
             token = token_of(ident, _random(SECRET_LENGTH))
             new = evolve(key, digest=digest_of(token.encode()), old_digest=key.digest, old_until=now + keep_old_s)
             detail = f"the old secret is good for {keep_old_s:g} s"
-            made = await self._store.change_key(new, KeyEvent(now, ident, "rotated", by, detail))
+            made = await self._store.change_key(new, KeyEvent(now, ident, "key.rotate", by, detail))
             return made, token, await self._holds(made, "rotated", by)
 
     async def revoke(self, ident: str, by: str) -> tuple[ApiKey, bool]:
@@ -173,7 +173,7 @@ class KeyBook:
         async with self._turn:
             key = self._usable(ident)
             now = self._clock()
-            made = await self._store.change_key(evolve(key, revoked=now), KeyEvent(now, ident, "revoked", by, ""))
+            made = await self._store.change_key(evolve(key, revoked=now), KeyEvent(now, ident, "key.revoke", by, ""))
             return made, await self._holds(made, "revoked", by)
 
     async def events(self, ident: str, limit: int) -> tuple[KeyEvent, ...]:

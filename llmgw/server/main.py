@@ -37,8 +37,8 @@ from llmgw.settings.daemon import ServerConfig
 from llmgw.settings.document import Auth, Settings
 from llmgw.store.folder import held
 from llmgw.store.identity import IdentityStore
-from llmgw.store.keys import SqliteKeys
-from llmgw.store.sqlite import SqliteStore
+from llmgw.store.opening import sqlite_store
+from llmgw.store.sql import SqlStore
 from llmgw.telemetry.logging import configure, logger
 from llmgw.telemetry.metrics import ControlPlaneMetrics
 from llmgw.web.api import app
@@ -63,7 +63,7 @@ def run(config: ServerConfig) -> None:
 async def _main(config: ServerConfig) -> bool:
     """Whether another control plane is to take this one's place."""
     with held(Path(config.state_dir), "server"), first_error():
-        async with SqliteStore(Path(config.state_dir) / "llmgw.db") as store:
+        async with sqlite_store(Path(config.state_dir) / "llmgw.db") as store:
             server = Server(config, store, store.identities)
             await server.run()
             return server.hands_over
@@ -73,7 +73,7 @@ async def _main(config: ServerConfig) -> bool:
 class Server:
     """One run of the daemon over an open store."""
 
-    def __init__(self, config: ServerConfig, store: SqliteStore, identity_store: IdentityStore) -> None:
+    def __init__(self, config: ServerConfig, store: SqlStore, identity_store: IdentityStore) -> None:
         self._config = config
         self._store = store
         self._identity_store = identity_store
@@ -103,7 +103,7 @@ class Server:
         cluster = await remembered(self._store, settings, started, lambda: reconciler.wake())
         router = RouterWorkers(Path(self._config.state_dir), self._config.router, self._config.log)
         keys = KeyBook(
-            SqliteKeys(self._store),
+            self._store.keys,
             router,
             Path(self._config.state_dir) / COUNTS_FOLDER,
             time.time,
@@ -142,7 +142,11 @@ class Server:
                 router.on_load(lambda load: cluster.loaded(load, time.time()))
                 await services.start(router.run)
                 people = None if identities is None else IdentityAdmin(identities, cluster, agents, time.time)
-                await services.start(serve_admin, app(status, token, jobs, people, keys), listener)
+                await services.start(
+                    serve_admin,
+                    app(status, token, jobs, people, keys, (self._store, Path(self._config.state_dir))),
+                    listener,
+                )
                 services.start_soon(keys.run)
                 self._warn_if_open(settings)
                 async with trio.open_nursery() as control:

@@ -9,14 +9,14 @@ import trio
 
 from llmgw.settings.document import Settings
 from llmgw.settings.load import load_settings
-from llmgw.store.api import Store
+from llmgw.store.api import History
 from llmgw.store.files import read_text
 
 
 class SettingsFile:
     """Where the operator writes the settings, and where each text that was used is remembered."""
 
-    def __init__(self, path: Path, store: Store) -> None:
+    def __init__(self, path: Path, store: History) -> None:
         self._path = path
         self._store = store
 

@@ -132,10 +132,14 @@ class LinkListener:
 
 @frozen
 class ServerConfig:
-    """``server.yaml``. ``link`` may be left out where only static endpoints are routed."""
+    """``server.yaml``. ``link`` may be left out where only static endpoints are routed.
+
+    ``store`` is the address of a PostgreSQL database; without it the store is a SQLite file in ``state_dir``.
+    """
 
     state_dir: str
     settings: str
+    store: str | None = None
     router: RouterListener = RouterListener()
     admin: AdminListener = AdminListener()
     link: LinkListener | None = None

@@ -346,6 +346,17 @@ def server_faults(config: ServerConfig) -> Iterator[Rule]:
             yield (name, "listen"), f"{address} is also {taken[address]}'s", "give each listener an address of its own"
         taken[address] = name
     yield from _at(("router",), _router_listener(config.router))
+    if config.store is not None:
+        yield from _at(("store",), _database(config.store))
+
+
+def _database(address: str) -> Iterator[Rule]:
+    if not address.startswith(("postgresql://", "postgres://")):
+        hint = "postgresql://USER@HOST/DATABASE, or nothing for SQLite in state_dir"
+        yield (), f"{address[:20]!r} is no address of a PostgreSQL database", hint
+    elif re.match(r"[a-z]+://[^/@]*:[^/@]*@", address) or re.search(r"(?i)[?&](ssl)?password=", address):
+        hint = "name a file with it, 0600: postgresql://USER@HOST/DATABASE?passfile=FILE"
+        yield (), "a password must not stand here", hint
 
 
 def _router_listener(router: RouterListener) -> Iterator[Rule]:

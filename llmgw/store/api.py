@@ -1,4 +1,4 @@
-"""What the control plane remembers, behind one interface; SQLite is the first to implement it.
+"""What the control plane remembers, behind one interface.
 
 Every write is durable when it returns. Methods are cancellable while they wait for their turn; a write that
 has begun runs to its end.
@@ -6,12 +6,14 @@ has begun runs to its end.
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Iterable, Mapping
 from types import TracebackType
 from typing import Protocol, Self
 
 from attrs import field, frozen
 
+from llmgw.errors import OperatorError
 from llmgw.hardware.inventory import Inventory
 from llmgw.scheduler.explain import Decision, Unplaced
 from llmgw.scheduler.jobs import Installed, JobReport, JobSpec
@@ -20,6 +22,9 @@ from llmgw.scheduler.scale import Scale
 from llmgw.scheduler.state import Replica, ShardReport
 from llmgw.settings.catalog import EngineKind
 from llmgw.settings.weight_facts import WeightFacts
+from llmgw.store.audit import Act, AuditRow
+
+SETTINGS_CHANGED = "settings.change"
 
 
 @frozen
@@ -32,6 +37,24 @@ class SettingsRevision:
     author: str
     reason: str
     at: float
+
+    @property
+    def whole(self) -> bool:
+        """Whether the text is the one that the digest is of."""
+        return hashlib.sha256(self.text.encode()).hexdigest() == self.digest
+
+
+class StaleBase(OperatorError):
+    """Settings were to be changed that are not the newest any more. ``newest`` is what somebody else made of them."""
+
+    def __init__(self, base: int, newest: SettingsRevision) -> None:
+        super().__init__(
+            f"revision {base} of the settings",
+            f"is not the newest: {newest.author} made revision {newest.revision}"
+            + (f" ({newest.reason})" if newest.reason else ""),
+            "look at what changed, and make the change on the newest",
+        )
+        self.newest = newest
 
 
 @frozen
@@ -103,14 +126,6 @@ class Store(Protocol):
         """Take and record the next epoch: higher than any that was ever given out."""
         ...
 
-    async def settings(self) -> SettingsRevision | None:
-        """The newest settings, or ``None`` in a new store."""
-        ...
-
-    async def add_settings(self, text: str, author: str, reason: str, at: float) -> SettingsRevision:
-        """Record a new revision; the newest one is returned unchanged when its text is the same."""
-        ...
-
     async def nodes(self) -> tuple[NodeRow, ...]:
         """Every node that ever registered and was not forgotten, by id."""
         ...
@@ -131,8 +146,11 @@ class Store(Protocol):
         """The jobs that are remembered, oldest first."""
         ...
 
-    async def save_job(self, row: JobRow) -> None:
-        """Write a job's row whole; of those that have ended only the newest are kept."""
+    async def save_job(self, row: JobRow, act: Act | None = None) -> None:
+        """Write a job's row whole, and into the audit what somebody did to it.
+
+        Of those that have ended only the newest are kept.
+        """
         ...
 
     async def replicas(self) -> tuple[tuple[Replica, ...], int]:
@@ -166,4 +184,43 @@ class Store(Protocol):
 
     async def decisions(self, limit: int, about: str | None = None) -> tuple[StoredDecision, ...]:
         """The newest decisions, newest first; of those only what names ``about`` as its replica, model or node."""
+        ...
+
+
+class History(Protocol):
+    """What was changed by whom: every version of the settings, and the audit. In the same database as the store."""
+
+    async def settings(self) -> SettingsRevision | None:
+        """The newest settings, or ``None`` in a new store."""
+        ...
+
+    async def add_settings(
+        self, text: str, author: str, reason: str, at: float, *, base: int | None = None, action: str = SETTINGS_CHANGED
+    ) -> SettingsRevision:
+        """Record a new revision and its audit row; the newest one is returned unchanged when its text is the same.
+
+        With a ``base`` that is not the newest (0 before there is any) nothing changes.
+
+        Raises :class:`StaleBase` then.
+        """
+        ...
+
+    async def revisions(self, limit: int, before: int | None = None) -> tuple[SettingsRevision, ...]:
+        """The newest revisions, newest first, of those before one."""
+        ...
+
+    async def revision(self, number: int) -> SettingsRevision | None:
+        """One revision."""
+        ...
+
+    async def record(self, act: Act) -> AuditRow:
+        """Add to the audit what changes nothing else in the store."""
+        ...
+
+    async def audit(self, limit: int, before: int | None = None) -> tuple[AuditRow, ...]:
+        """The newest rows of the audit, newest first, of those before a row."""
+        ...
+
+    async def verify_audit(self) -> str | None:
+        """What is wrong with the audit and where; nothing when every row is there as it was written."""
         ...

@@ -66,9 +66,14 @@ class DenyRow:
     at: float
 
 
+OUTSIDE = frozenset({"join-refused", "refused", "taken-over", "reload", "renewed"})
+"""Kinds that whoever reaches the link can cause, or that happen by themselves: the newest of these are kept. All others
+are acts of somebody who may do them, and go into the audit, where nothing is ever dropped."""
+
+
 @frozen
 class Event:
-    """Something that was done with an identity. ``by`` is a person or an address, ``kind`` one word."""
+    """Something that was done with an identity. ``by`` is a person or an address, ``kind`` one word, or an action."""
 
     at: float
     kind: str

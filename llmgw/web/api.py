@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Awaitable, Callable
 from functools import partial
 from importlib.resources import files
+from pathlib import Path
 from typing import Any
 
 import orjson
@@ -17,6 +18,7 @@ from starlette.routing import Route
 
 from llmgw.errors import OperatorError
 from llmgw.web import planning, views
+from llmgw.web.audit import History, audit_routes
 from llmgw.web.auth import allowed
 from llmgw.web.bodies import RefusedBody, json_of, named
 from llmgw.web.identity import Identities, identity_routes
@@ -71,8 +73,9 @@ def routes(
     jobs: Jobs | None = None,
     people: Identities | None = None,
     keys: Keys | None = None,
+    history: tuple[History, Path] | None = None,
 ) -> list[Route]:
-    """Every route of the admin listener."""
+    """Every route of the admin listener. With ``history`` comes a folder for what is on its way out."""
 
     plans = trio.CapacityLimiter(1)  # one at a time: each takes a whole processor while it lasts
 
@@ -170,6 +173,7 @@ def routes(
         *(() if jobs is None else job_routes(jobs, source, guarded)),
         *(() if people is None else identity_routes(people, source, guarded)),
         *(() if keys is None else key_routes(keys, source.now, guarded)),
+        *(() if history is None else audit_routes(*history, source.now, guarded)),
     ]
 
 
@@ -179,6 +183,7 @@ def app(
     jobs: Jobs | None = None,
     people: Identities | None = None,
     keys: Keys | None = None,
+    history: tuple[History, Path] | None = None,
 ) -> Starlette:
     """The admin side as an ASGI application."""
 
@@ -190,4 +195,6 @@ def app(
         usable = "POST" if "POST" in (headers or {}).get("Allow", "") else "GET"
         return _error(405, f"{request.method} is not possible here", f"use {usable}")
 
-    return Starlette(routes=routes(source, token, jobs, people, keys), exception_handlers={404: missing, 405: method})
+    return Starlette(
+        routes=routes(source, token, jobs, people, keys, history), exception_handlers={404: missing, 405: method}
+    )

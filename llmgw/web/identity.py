@@ -130,7 +130,7 @@ def _by(request: Request) -> str:
 
 
 def identity_routes(people: Identities, source: Source, guarded: Guard) -> list[Route]:
-    """``tokens``, ``deny``, ``identities``, ``nodes/ID/evict`` and ``audit`` under ``/api/v1/``."""
+    """``tokens``, ``deny``, ``identities``, ``identities/events`` and ``nodes/ID/evict`` under ``/api/v1/``."""
 
     async def tokens(_request: Request) -> Any:
         return {"tokens": [token_view(*found) for found in await people.tokens()], "now": source.now()}
@@ -169,7 +169,7 @@ def identity_routes(people: Identities, source: Source, guarded: Guard) -> list[
         await people.evict(node, _by(request))
         return {"evicted": node}
 
-    async def audit(request: Request) -> Any:
+    async def events(request: Request) -> Any:
         text = request.query_params.get("limit", "50")
         if not (text.isascii() and text.isdigit() and len(text) <= 4 and 1 <= int(text) <= 1000):
             raise OperatorError("limit", f"must be a whole number from 1 to 1000, found {text[:20]!r}")
@@ -184,6 +184,6 @@ def identity_routes(people: Identities, source: Source, guarded: Guard) -> list[
         ("deny/lift", lift, "POST"),
         ("identities", identities, "GET"),
         ("nodes/{node}/evict", evict, "POST"),
-        ("audit", audit, "GET"),
+        ("identities/events", events, "GET"),
     )
     return [Route(f"/api/v1/{path}", guarded(answer), methods=[method]) for path, answer, method in routes]

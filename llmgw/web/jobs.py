@@ -34,11 +34,11 @@ class Jobs(Protocol):
 
     def row(self, job: str) -> JobRow: ...
 
-    async def fetch(self, node: str, what: str, *, update: bool = False) -> tuple[JobRow, ...]: ...
+    async def fetch(self, node: str, what: str, by: str, *, update: bool = False) -> tuple[JobRow, ...]: ...
 
-    async def install(self, node: str, install: Install) -> JobRow: ...
+    async def install(self, node: str, install: Install, by: str) -> JobRow: ...
 
-    async def cancel(self, job: str, reason: str) -> JobRow: ...
+    async def cancel(self, job: str, by: str, reason: str) -> JobRow: ...
 
 
 @frozen
@@ -82,6 +82,12 @@ def job_view(row: JobRow, now: float) -> dict[str, Any]:
     }
 
 
+def _by(request: Request) -> str:
+    """Who asks, for the audit."""
+    actor: str = getattr(request.state, "actor", "an operator, over the admin API")
+    return actor
+
+
 def _refused(status: int, reason: str, remedy: str) -> Response:
     body = orjson.dumps({"error": {"reason": reason, "remedy": remedy}})
     return Response(body, status, {"cache-control": "no-store"}, "application/json")
@@ -117,9 +123,9 @@ def job_routes(jobs: Jobs, source: Source, guarded: Guard) -> list[Route]:
         try:
             asked = _CONVERTER.structure(orjson.loads(await _body(request)), JobRequest)
             if asked.fetch is not None and asked.install is None:
-                return view(*await jobs.fetch(asked.node, asked.fetch.weights, update=asked.fetch.update))
+                return view(*await jobs.fetch(asked.node, asked.fetch.weights, _by(request), update=asked.fetch.update))
             if asked.install is not None and asked.fetch is None:
-                return view(await jobs.install(asked.node, asked.install))
+                return view(await jobs.install(asked.node, asked.install, _by(request)))
         except orjson.JSONDecodeError:
             return _refused(400, "the body is no JSON", "")
         except cattrs.BaseValidationError as wrong:
@@ -130,7 +136,7 @@ def job_routes(jobs: Jobs, source: Source, guarded: Guard) -> list[Route]:
 
     async def cancel(request: Request) -> Any:
         try:
-            return view(await jobs.cancel(request.path_params["job"], "cancelled by an operator"))
+            return view(await jobs.cancel(request.path_params["job"], _by(request), "cancelled by an operator"))
         except OperatorError as unknown:
             return _refused(404, f"{unknown.thing} {unknown.reason}", unknown.remedy)
 

@@ -23,8 +23,7 @@ from llmgw.router.workers import RouterWorkers
 from llmgw.server.keys import KeyBook
 from llmgw.settings.daemon import Address, Log, RouterListener
 from llmgw.settings.keys import KeyTerms, Limits
-from llmgw.store.keys import SqliteKeys
-from llmgw.store.sqlite import SqliteStore
+from llmgw.store.opening import sqlite_store
 
 pytestmark = pytest.mark.bench
 
@@ -126,8 +125,8 @@ async def streamed(port: int, token: str) -> None:
 async def test_what_keys_add(engine: int, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (port,) = free_ports(1)
     worker = RouterWorkers(tmp_path, RouterListener(Address("127.0.0.1", port), workers=1), Log())
-    async with SqliteStore(tmp_path / "db") as store, trio.open_nursery() as nursery:
-        book = KeyBook(SqliteKeys(store), worker, tmp_path / COUNTS_FOLDER, time.time)
+    async with sqlite_store(tmp_path / "db") as store, trio.open_nursery() as nursery:
+        book = KeyBook(store.keys, worker, tmp_path / COUNTS_FOLDER, time.time)
         await book.load()
         worker.serve_keys(book)
         await nursery.start(worker.run)

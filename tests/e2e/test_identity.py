@@ -83,8 +83,8 @@ def test_a_node_joins_is_kept_out_and_forgotten(system: System) -> None:
     assert "gpu-9  " in llmgw(*ctl, "deny", "list").stdout
     assert llmgw(*ctl, "evict", "--yes", "gpu-9").returncode == 0
     assert "gpu-9" not in llmgw(*ctl, "nodes").stdout
-    told = llmgw(*ctl, "audit").stdout
-    for kind in ("token-created", "token-used", "joined", "join-refused", "denied", "refused", "evicted"):
+    told = llmgw(*ctl, "identities", "--events", "100").stdout
+    for kind in ("token.create", "token.use", "node.join", "join-refused", "node.deny", "refused", "node.evict"):
         assert kind in told
 
 

@@ -37,8 +37,9 @@ def python(*words: str, **env: str) -> subprocess.CompletedProcess[str]:
     )
 
 
-def test_two_hundred_seeds_hold() -> None:
-    done = python("-m", "fakes.fleet", "--seeds", "200")
+def test_seeds_hold() -> None:
+    """A few of them; `.ci/run` plays two hundred."""
+    done = python("-m", "fakes.fleet", "--seeds", "40")
     assert done.returncode == 0, done.stdout + done.stderr
     assert "everything held" in done.stdout
 

@@ -28,7 +28,8 @@ from llmgw.server.cluster import Cluster, remembered
 from llmgw.server.identities import Identities
 from llmgw.settings.daemon import Address, AgentConfig, Issuing, LinkListener, TlsFiles
 from llmgw.settings.document import Settings
-from llmgw.store.sqlite import SqliteStore
+from llmgw.store.opening import sqlite_store
+from llmgw.store.sql import SqlStore
 from tests.agent.links import KeptEpoch, NoShards
 
 DOMAIN = "test.llmgw"
@@ -37,7 +38,7 @@ DOMAIN = "test.llmgw"
 class Plane:
     """A control plane. ``ahead_s`` is how far its clock is ahead."""
 
-    def __init__(self, folder: Path, store: SqliteStore, listener: LinkListener, cluster: Cluster) -> None:
+    def __init__(self, folder: Path, store: SqlStore, listener: LinkListener, cluster: Cluster) -> None:
         self.folder = folder
         self.store = store
         self.ahead_s = 0.0
@@ -98,7 +99,7 @@ async def plane(
     tls = TlsFiles(*(str(folder / "server" / name) for name in ("cert.pem", "key.pem", "ca.pem")))
     about = Issuing(str(folder / "ca"), hours, expired_days) if issuing else None
     listener = LinkListener(tls, Address("127.0.0.1", 0), DOMAIN, about, nodes)
-    async with SqliteStore(folder / "db") as store:
+    async with sqlite_store(folder / "db") as store:
         cluster = await remembered(store, Settings(), now, lambda: None)
         made = Plane(folder, store, listener, cluster)
         await made.identities.load()

@@ -22,7 +22,10 @@ from llmgw.server.status import Status
 from llmgw.settings.daemon import Address, Log, RouterListener
 from llmgw.settings.document import Settings
 from llmgw.store.api import NodeRow, PassRecord
-from llmgw.store.sqlite import SqliteStore, StoreError
+from llmgw.store.database import StoreError
+from llmgw.store.opening import sqlite_store
+from llmgw.store.sql import SqlStore
+from llmgw.store.sqlite import SqliteDatabase
 from llmgw.telemetry.metrics import ControlPlaneMetrics
 from llmgw.web.api import app
 from llmgw.web.auth import token_of
@@ -35,7 +38,7 @@ NODES = ("n1", "n2", "n3", "n4")
 class Plane:
     """A control plane whose clock is turned by hand."""
 
-    def __init__(self, cluster: Cluster, store: SqliteStore, folder: Path) -> None:
+    def __init__(self, cluster: Cluster, store: SqlStore, folder: Path) -> None:
         self.now = cluster.started
         self.cluster, self.store, self.folder = cluster, store, folder
         self.tables: list[Table] = []
@@ -72,7 +75,7 @@ async def until(done: Callable[[], object]) -> None:
 
 
 @asynccontextmanager
-async def running(store: SqliteStore, folder: Path, started: float) -> AsyncIterator[Plane]:
+async def running(store: SqlStore, folder: Path, started: float) -> AsyncIterator[Plane]:
     cluster = await remembered(store, Settings(models=(model(replicas=2),)), started, lambda: plane.reconciler.wake())
     plane = Plane(cluster, store, folder)
     listener = listen(Address("127.0.0.1", 0))
@@ -85,10 +88,10 @@ async def running(store: SqliteStore, folder: Path, started: float) -> AsyncIter
 
 
 @pytest.fixture
-async def store(tmp_path: Path) -> AsyncIterator[SqliteStore]:
+async def store(tmp_path: Path) -> AsyncIterator[SqlStore]:
     """Four nodes, and a ready replica on each of the first two."""
     rows = (row(1, "n1"), row(2, "n2"))
-    async with SqliteStore(tmp_path / "db") as opened:
+    async with sqlite_store(tmp_path / "db") as opened:
         for name in NODES:
             here = node(name, reports=tuple(report(r, ShardState.READY) for r in rows if r.shards[0].node == name))
             await opened.save_node(
@@ -98,7 +101,7 @@ async def store(tmp_path: Path) -> AsyncIterator[SqliteStore]:
         yield opened
 
 
-async def test_from_silence_to_a_released_brake(store: SqliteStore, tmp_path: Path) -> None:
+async def test_from_silence_to_a_released_brake(store: SqlStore, tmp_path: Path) -> None:
     async with running(store, tmp_path, NOW) as it:
         before = it.cluster.replicas
 
@@ -164,7 +167,7 @@ async def test_from_silence_to_a_released_brake(store: SqliteStore, tmp_path: Pa
         assert off()
 
 
-class Filling(SqliteStore):
+class Filling(SqlStore):
     """A store whose disk can be full."""
 
     full = False
@@ -176,7 +179,7 @@ class Filling(SqliteStore):
 
 
 async def test_passes_that_cannot_be_stored_are_said_until_they_can(tmp_path: Path) -> None:
-    async with Filling(tmp_path / "db") as store, running(store, tmp_path, NOW) as it:
+    async with Filling(SqliteDatabase(tmp_path / "db")) as store, running(store, tmp_path, NOW) as it:
         await until(lambda: it.tables)
         assert "nothing is decided" not in (await it.ctl("status"))[1]
         store.full = True
@@ -191,7 +194,7 @@ async def test_passes_that_cannot_be_stored_are_said_until_they_can(tmp_path: Pa
 
 
 async def test_a_node_that_fell_silent_outside_of_the_window_is_not_released_with_them(
-    store: SqliteStore, tmp_path: Path
+    store: SqlStore, tmp_path: Path
 ) -> None:
     async with running(store, tmp_path, NOW) as it:
         first = max(n.heard for n in it.cluster.state(NOW).nodes)
@@ -206,7 +209,7 @@ async def test_a_node_that_fell_silent_outside_of_the_window_is_not_released_wit
         assert it.cluster.brake_released == first
 
 
-async def test_a_released_brake_stays_released_over_a_restart(store: SqliteStore, tmp_path: Path) -> None:
+async def test_a_released_brake_stays_released_over_a_restart(store: SqlStore, tmp_path: Path) -> None:
     async with running(store, tmp_path, NOW) as it:
         it.later(61, "n4")
         await until(lambda: b"llmgw_brake 1.0" in it.metrics.render())

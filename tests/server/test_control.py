@@ -41,7 +41,7 @@ from llmgw.settings.catalog import EngineKind
 from llmgw.settings.document import Settings
 from llmgw.settings.weight_facts import WeightFacts
 from llmgw.store.api import NodeRow, PassRecord, Store
-from llmgw.store.sqlite import SqliteStore
+from llmgw.store.opening import sqlite_store
 from llmgw.telemetry.metrics import ControlPlaneMetrics
 from tests.scheduler.clusters import model, node
 
@@ -93,7 +93,7 @@ async def plane(tmp_path, autojump_clock, nursery) -> AsyncIterator[Plane]:
     # The store's thread needs real time, which must not look like idleness. Tests name the clock as well: that is what
     # makes their run use it.
     autojump_clock.autojump_threshold = 0.01
-    async with SqliteStore(tmp_path / "db") as store:
+    async with sqlite_store(tmp_path / "db") as store:
         made = Plane(store, Settings(models=(model(),)), await store.cluster(), await store.new_epoch(), nursery)
         nursery.start_soon(made.reconciler.run)
         yield made
@@ -374,7 +374,7 @@ class FullDisk:
 
 async def test_nothing_is_carried_out_that_was_not_written_down(tmp_path, autojump_clock, nursery) -> None:
     autojump_clock.autojump_threshold = 0.01
-    async with SqliteStore(tmp_path / "db") as store:
+    async with sqlite_store(tmp_path / "db") as store:
         full = FullDisk(store)
         plane = Plane(full, Settings(models=(model(),)), await store.cluster(), await store.new_epoch(), nursery)  # type: ignore[arg-type]
         nursery.start_soon(plane.reconciler.run)

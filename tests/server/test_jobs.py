@@ -14,7 +14,8 @@ from llmgw.scheduler.jobs import Fetch, Install, JobSpec, JobState
 from llmgw.server.jobs import Jobs
 from llmgw.settings.catalog import EngineKind
 from llmgw.settings.document import Settings, WeightsRules
-from llmgw.store.sqlite import SqliteStore
+from llmgw.store.opening import sqlite_store
+from llmgw.store.sql import SqlStore
 from tests.scheduler.clusters import model
 
 PROFILE = model().profiles[0]
@@ -23,15 +24,15 @@ SETTINGS = Settings(models=(MODEL,), weights=WeightsRules(sources=("hf:org/*",),
 
 
 class Plane:
-    def __init__(self, store: SqliteStore, settings: Settings = SETTINGS) -> None:
+    def __init__(self, store: SqlStore, settings: Settings = SETTINGS) -> None:
         self.sent: list[JobCommand] = []
         self.jobs = Jobs(store, 7, lambda: settings, lambda: ("n1",), lambda _, c: self.sent.extend(c), lambda: 100.0)
 
 
 async def test_what_may_be_fetched(tmp_path: Path) -> None:
-    async with SqliteStore(tmp_path / "db") as store:
+    async with sqlite_store(tmp_path / "db") as store:
         plane = Plane(store)
-        (row,) = await plane.jobs.fetch("n1", "m")
+        (row,) = await plane.jobs.fetch("n1", "m", "me")
         assert row.spec == JobSpec(row.report.id, fetch=Fetch("hf:org/a@v1", "http://mirror"))
         assert plane.sent == [RunJob(f"{row.report.id}:run", 7, row.spec)]
         for node, what, reason in (
@@ -40,14 +41,14 @@ async def test_what_may_be_fetched(tmp_path: Path) -> None:
             ("n1", "nope", "is no model"),
         ):
             with pytest.raises(OperatorError, match=reason):
-                await plane.jobs.fetch(node, what)
+                await plane.jobs.fetch(node, what, "me")
         assert len(plane.jobs.rows()) == 1
 
 
 async def test_a_job_is_told_until_the_node_knows_and_its_end_is_kept(tmp_path: Path) -> None:
-    async with SqliteStore(tmp_path / "db") as store:
+    async with sqlite_store(tmp_path / "db") as store:
         plane = Plane(store)
-        (row,) = await plane.jobs.fetch("n1", "hf:org/a")
+        (row,) = await plane.jobs.fetch("n1", "hf:org/a", "me")
         run = plane.sent[0]
         assert await plane.jobs.registered("n1", ()) == [run]
         assert await plane.jobs.registered("n2", ()) == []
@@ -58,7 +59,7 @@ async def test_a_job_is_told_until_the_node_knows_and_its_end_is_kept(tmp_path: 
         again = Plane(store)
         await again.jobs.load()
         assert again.jobs.row(report.id).report == report
-        await again.jobs.cancel(report.id, "enough")
+        await again.jobs.cancel(report.id, "you", "enough")
         cancel = CancelJob(f"{report.id}:cancel", 7, report.id, "enough")
         assert again.sent == [cancel]
         third = Plane(store)
@@ -66,7 +67,7 @@ async def test_a_job_is_told_until_the_node_knows_and_its_end_is_kept(tmp_path: 
         assert await third.jobs.registered("n1", (report,)) == [cancel], "a cancel is not forgotten either"
         await third.jobs.reported("n1", rules.cancelled(report, "enough", 103.0))
         await third.jobs.reported("n1", rules.failed(report, "late news", "", 104.0))
-    async with SqliteStore(tmp_path / "db") as store:
+    async with sqlite_store(tmp_path / "db") as store:
         last = Plane(store)
         await last.jobs.load()
         assert last.jobs.row(report.id).report.state is JobState.CANCELLED
@@ -74,9 +75,9 @@ async def test_a_job_is_told_until_the_node_knows_and_its_end_is_kept(tmp_path: 
 
 
 async def test_a_job_that_the_node_has_lost_has_failed_and_one_of_its_own_is_listed(tmp_path: Path) -> None:
-    async with SqliteStore(tmp_path / "db") as store:
+    async with sqlite_store(tmp_path / "db") as store:
         plane = Plane(store)
-        (row,) = await plane.jobs.fetch("n1", "hf:org/a")
+        (row,) = await plane.jobs.fetch("n1", "hf:org/a", "me")
         await plane.jobs.reported("n1", rules.running(row.report, 101.0))
         own = rules.queued(JobSpec("fetch-1", fetch=Fetch("hf:org/b")), 99.0)
         assert await plane.jobs.registered("n1", (own,)) == []
@@ -86,16 +87,30 @@ async def test_a_job_that_the_node_has_lost_has_failed_and_one_of_its_own_is_lis
 
 async def test_a_refusal_is_a_failure_and_a_lock_files_text_is_kept_only_while_it_is_needed(tmp_path: Path) -> None:
     install = Install(EngineKind.VLLM, "vllm", "0.12", lock="vllm==0.12 --hash=sha256:00")
-    async with SqliteStore(tmp_path / "db") as store:
+    async with sqlite_store(tmp_path / "db") as store:
         plane = Plane(store)
         with pytest.raises(OperatorError, match="needs a lock file or a folder of wheels"):
-            await plane.jobs.install("n1", evolve(install, wheels="/w"))
-        row = await plane.jobs.install("n1", install)
+            await plane.jobs.install("n1", evolve(install, wheels="/w"), "me")
+        row = await plane.jobs.install("n1", install, "me")
         await plane.jobs.refused(row.report.id, "no room", "make some")
         assert plane.jobs.row(row.report.id).report.state is JobState.FAILED
-        other = await plane.jobs.install("n1", install)
+        other = await plane.jobs.install("n1", install, "me")
         await plane.jobs.reported("n1", rules.done(other.report, {"path": "/p"}, 101.0))
         spec = plane.jobs.row(other.report.id).spec
         assert spec is not None
         assert spec.install is not None
         assert spec.install.lock == ""
+
+
+async def test_who_began_and_who_ended_a_job_is_in_the_audit(tmp_path: Path) -> None:
+    async with sqlite_store(tmp_path / "db") as store:
+        plane = Plane(store)
+        (row,) = await plane.jobs.fetch("n1", "hf:org/a", "me")
+        await plane.jobs.reported("n1", rules.running(row.report, 101.0))
+        await plane.jobs.cancel(row.report.id, "you", "enough")
+        await plane.jobs.cancel(row.report.id, "you", "enough")
+        told = [(r.action, r.object, r.by, r.reason, r.detail) for r in await store.audit(10)]
+        assert told == [
+            ("job.cancel", row.report.id, "you", "enough", "fetch hf:org/a@main on n1"),
+            ("job.run", row.report.id, "me", "", "fetch hf:org/a@main on n1"),
+        ]

@@ -51,7 +51,7 @@ async def test_a_node_joins_and_is_let_in(tmp_path: Path) -> None:
         assert facts.usages == ("clientAuth",)
         assert 23.9 * 3600 < facts.not_after - time.time() <= 24 * 3600
         events = await at.events()
-        assert {"token-created", "token-used", "joined"} <= set(events)
+        assert {"token.create", "token.use", "node.join"} <= set(events)
         stored = (tmp_path / "db").read_bytes() + (tmp_path / "db-wal").read_bytes()
         assert b"llmgw_join_" not in stored
 

@@ -16,8 +16,8 @@ from llmgw.server.keys import KeyBook
 from llmgw.settings.document import KeyPolicy
 from llmgw.settings.keys import KeyTerms, Limits, Period, Spent
 from llmgw.settings.usage import UsageRow
-from llmgw.store.keys import SqliteKeys
-from llmgw.store.sqlite import SqliteStore
+from llmgw.store.opening import sqlite_store
+from llmgw.store.sql import SqlStore
 
 NOW = 20_000 * 86400.0 + 3600
 
@@ -37,17 +37,17 @@ class Router:
 
 
 class Plane:
-    def __init__(self, store: SqliteStore, folder: Path) -> None:
+    def __init__(self, store: SqlStore, folder: Path) -> None:
         self.now = NOW
         self.router = Router()
         self.policy = KeyPolicy()
-        self.book = KeyBook(SqliteKeys(store), self.router, folder / "router", lambda: self.now, lambda: self.policy)
+        self.book = KeyBook(store.keys, self.router, folder / "router", lambda: self.now, lambda: self.policy)
 
 
 @asynccontextmanager
 async def plane(folder: Path) -> AsyncIterator[Plane]:
     (folder / "router").mkdir(exist_ok=True)
-    async with SqliteStore(folder / "db") as store:
+    async with sqlite_store(folder / "db") as store:
         made = Plane(store, folder)
         await made.book.load()
         yield made
@@ -87,7 +87,7 @@ async def test_made_used_rotated_revoked(tmp_path: Path) -> None:
         with pytest.raises(OperatorError, match="there is none of this id"):
             it.book.row("nope")
         said = [(e.action, e.by) for e in await it.book.events(key.id, 9)]
-        assert said == [("revoked", "me"), ("rotated", "me"), ("created", "me")]
+        assert said == [("key.revoke", "me"), ("key.rotate", "me"), ("key.create", "me")]
     async with plane(tmp_path) as it:
         assert [k.revoked for k in it.book.rows()] == [NOW]
         assert it.book.version == 3
@@ -151,7 +151,7 @@ async def test_what_a_dead_worker_left_is_collected_once(tmp_path: Path) -> None
 
 async def test_a_store_that_cannot_be_written_leaves_usage_with_the_worker(tmp_path: Path) -> None:
     async with plane(tmp_path) as it:
-        await it.book._store._store.write(lambda c: c.execute("DROP TABLE usage"))  # type: ignore[attr-defined]
+        await it.book._store._db.write(lambda c: c.execute("DROP TABLE usage"))  # type: ignore[attr-defined]
         assert not await it.book.used("w", 1, (row("a", 1),))
 
 

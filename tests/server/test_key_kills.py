@@ -24,8 +24,9 @@ from llmgw.server.keys import KeyBook
 from llmgw.settings.daemon import Address, Log, RouterListener
 from llmgw.settings.document import Auth, RouterSettings
 from llmgw.settings.keys import ApiKey, KeyTerms, Limits, digest_of, token_of
-from llmgw.store.keys import KeyEvent, SqliteKeys
-from llmgw.store.sqlite import SqliteStore
+from llmgw.store.keys import KeyEvent
+from llmgw.store.opening import sqlite_store
+from llmgw.store.sql import SqlStore
 from tests.router import engines as e
 from tests.router.engines import ScriptedEngine, Visit
 
@@ -33,9 +34,9 @@ from tests.router.engines import ScriptedEngine, Visit
 class Plane:
     """A control plane as far as keys go. ``dies`` ends it without a word; its router serves on."""
 
-    def __init__(self, store: SqliteStore, folder: Path, port: int) -> None:
+    def __init__(self, store: SqlStore, folder: Path, port: int) -> None:
         self.router = RouterWorkers(folder, RouterListener(Address("127.0.0.1", port), 2.0, workers=1), Log())
-        self.book = KeyBook(SqliteKeys(store), self.router, folder / COUNTS_FOLDER, time.time)
+        self.book = KeyBook(store.keys, self.router, folder / COUNTS_FOLDER, time.time)
         self.folder, self.port = folder, port
 
     async def requests(self, key: str | None = None) -> int:
@@ -44,7 +45,7 @@ class Plane:
 
 @asynccontextmanager
 async def plane(folder: Path, port: int, engine: ScriptedEngine) -> AsyncIterator[Plane]:
-    async with SqliteStore(folder / "db") as store:
+    async with sqlite_store(folder / "db") as store:
         made = Plane(store, folder, port)
         await made.book.load()
         made.router.serve_keys(made.book)
@@ -263,11 +264,11 @@ async def test_a_stale_store_undoes_no_revocation(tmp_path: Path) -> None:
 async def test_more_keys_than_a_page(tmp_path: Path) -> None:
     (port,) = free_ports(1)
     tokens = [token_of(f"{chr(97 + n // 26) * 11}{chr(97 + n % 26)}", "s" * 40) for n in range(250)]
-    async with SqliteStore(tmp_path / "db") as store:
+    async with sqlite_store(tmp_path / "db") as store:
         for token in tokens:
             ident = token.split("_")[1]
             key = ApiKey(ident, 0, 0, digest_of(token.encode()), 0.0)
-            await SqliteKeys(store).add_key(key, KeyEvent(0.0, ident, "created", "me", ""))
+            await store.keys.add_key(key, KeyEvent(0.0, ident, "created", "me", ""))
     async with engine_of() as engine:
         async with plane(tmp_path, port, engine) as it:
             assert await it.router.keys_in_force(250, 3.0)
@@ -283,7 +284,7 @@ async def test_more_keys_than_a_page(tmp_path: Path) -> None:
 async def test_workers_that_start_before_their_keys_send_nobody_away_for_good(tmp_path: Path) -> None:
     """A control plane that has a table and no keys yet."""
     (port,) = free_ports(1)
-    async with engine_of() as engine, SqliteStore(tmp_path / "db") as store:
+    async with engine_of() as engine, sqlite_store(tmp_path / "db") as store:
         it = Plane(store, tmp_path, port)
         served = Route("m", (Endpoint("e", "127.0.0.1", engine.port),))
         it.router.push(Table(1, (served,), RouterSettings(auth=Auth.KEYS)))

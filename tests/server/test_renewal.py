@@ -115,7 +115,7 @@ async def test_what_expired_may_be_renewed_for_a_week_and_do_nothing_else(tmp_pa
         nursery.start_soon(node.link.run)
         await until(lambda: node.link.state.connected)
         assert node.own.certificate().not_after > time.time() + 0.9 * DAY_S
-        assert "renewed-expired" in await at.events()
+        assert "node.renew-expired" in await at.events()
         nursery.cancel_scope.cancel()
 
 

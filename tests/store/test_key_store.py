@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from pathlib import Path
+from collections.abc import Callable
 
 import pytest
 from attrs import evolve
@@ -10,8 +10,8 @@ from attrs import evolve
 from llmgw.errors import OperatorError
 from llmgw.settings.keys import ApiKey, Limits
 from llmgw.settings.usage import UsageRow
-from llmgw.store.keys import KeyEvent, SqliteKeys
-from llmgw.store.sqlite import SqliteStore
+from llmgw.store.keys import KeyEvent
+from llmgw.store.sql import SqlStore
 
 
 def event(action: str, key: str = "a") -> KeyEvent:
@@ -22,9 +22,9 @@ def row(day: int, requests: int = 1, key: str = "a", model: str = "m") -> UsageR
     return UsageRow(key, model, day, requests, 0, 1, 10 * requests, requests, 7)
 
 
-async def test_keys_are_numbered_and_versioned(tmp_path: Path) -> None:
-    async with SqliteStore(tmp_path / "db") as store:
-        keys = SqliteKeys(store)
+async def test_keys_are_numbered_and_versioned(opened: Callable[[], SqlStore]) -> None:
+    async with opened() as store:
+        keys = store.keys
         assert await keys.keys() == (0, ())
         a = await keys.add_key(ApiKey("a", 0, 0, "d", 1.0, limits=Limits(5)), event("created"))
         b = await keys.add_key(ApiKey("b", 0, 0, "e", 1.0), event("created", "b"))
@@ -37,13 +37,13 @@ async def test_keys_are_numbered_and_versioned(tmp_path: Path) -> None:
             await keys.add_key(ApiKey("b", 0, 0, "f", 1.0), event("created", "b"))
         assert [e.action for e in await keys.key_events("a", 10)] == ["revoked", "created"]
         assert len(await keys.key_events("a", 1)) == 1
-    async with SqliteStore(tmp_path / "db") as store:
-        assert await SqliteKeys(store).keys() == (3, (b, changed)), "by their last change"
+    async with opened() as store:
+        assert await store.keys.keys() == (3, (b, changed)), "by their last change"
 
 
-async def test_a_batch_counts_once(tmp_path: Path) -> None:
-    async with SqliteStore(tmp_path / "db") as store:
-        keys = SqliteKeys(store)
+async def test_a_batch_counts_once(opened: Callable[[], SqlStore]) -> None:
+    async with opened() as store:
+        keys = store.keys
         await keys.add_usage("one", ((1, (row(5),)), (2, (row(5, 2), row(6)))), 0.0)
         await keys.add_usage("one", ((2, (row(5, 99),)),), 0.0)
         await keys.add_usage("two", ((1, (row(5), row(5, key="b"), row(5, model="n"))),), 0.0)
@@ -52,10 +52,10 @@ async def test_a_batch_counts_once(tmp_path: Path) -> None:
         assert await keys.usage(7, 9) == ()
 
 
-async def test_old_ledgers_are_forgotten(tmp_path: Path) -> None:
-    async with SqliteStore(tmp_path / "db") as store:
-        keys = SqliteKeys(store)
+async def test_old_ledgers_are_forgotten(opened: Callable[[], SqlStore]) -> None:
+    async with opened() as store:
+        keys = store.keys
         await keys.add_usage("old", ((1, (row(5),)),), 0.0)
         await keys.add_usage("new", ((1, (row(5),)),), 31 * 86400.0)
-        left = await store.read(lambda c: c.execute("SELECT id FROM usage_ledger").fetchall())
+        left = await store.database.read(lambda c: c.execute("SELECT id FROM usage_ledger").fetchall())
         assert left == [("new",)]

@@ -31,7 +31,7 @@ async def admin(folder: Path) -> AsyncIterator[tuple[Admin, Plane]]:
         nursery.cancel_scope.cancel()
 
 
-PATHS = ("tokens", "deny", "identities", "audit", "tokens/x/revoke", "deny/lift", "nodes/n1/evict")
+PATHS = ("tokens", "deny", "identities", "identities/events", "tokens/x/revoke", "deny/lift", "nodes/n1/evict")
 
 
 @pytest.mark.parametrize("path", PATHS)
@@ -58,8 +58,8 @@ async def test_a_token_is_shown_once(tmp_path: Path) -> None:
         status, answer = await it.ask(f"tokens/{token.id}/revoke", {})
         assert status == 400
         assert "used or revoked already" in answer["error"]["reason"]
-        assert token.secret not in json.dumps((await it.ask("audit"))[1])
-        assert [event.kind for event in await at.identities.events(9)] == ["token-revoked", "token-created"]
+        assert token.secret not in json.dumps((await it.ask("identities/events"))[1])
+        assert [event.kind for event in await at.identities.events(9)] == ["token.revoke", "token.create"]
 
 
 @pytest.mark.parametrize(
@@ -85,7 +85,7 @@ async def test_what_is_wrong_is_said(tmp_path: Path, path: str, body: object) ->
         status, answer = await it.ask(path, body)
         assert status == 400
         assert answer["error"]["reason"]
-        assert (await it.ask("audit"))[1]["events"] == []
+        assert (await it.ask("identities/events"))[1]["events"] == []
 
 
 async def test_denied_lifted_and_evicted(tmp_path: Path) -> None:
@@ -114,6 +114,6 @@ async def test_denied_lifted_and_evicted(tmp_path: Path) -> None:
         assert (await it.ask("deny/lift", {"kind": "key", "value": held["key"]}))[0] == 200
         await until(lambda: node.link.state.connected)
         assert at.cluster.nodes() == ("n1",), "an eviction is no ban"
-        kinds = [event["kind"] for event in (await it.ask("audit?limit=20"))[1]["events"]]
-        assert {"denied", "evicted", "deny-lifted"} <= set(kinds)
+        kinds = [event["kind"] for event in (await it.ask("identities/events?limit=20"))[1]["events"]]
+        assert {"node.deny", "node.evict", "node.lift"} <= set(kinds)
         nursery.cancel_scope.cancel()

@@ -12,7 +12,7 @@ from typing import Any
 import trio
 
 from llmgw.settings.daemon import Address
-from llmgw.store.sqlite import SqliteStore
+from llmgw.store.opening import sqlite_store
 from llmgw.web.api import app
 from llmgw.web.serve import listen, serve
 from tests.server.test_jobs import Plane
@@ -43,7 +43,7 @@ class Admin:
 async def admin(folder: Path) -> AsyncIterator[Admin]:
     listener = listen(Address("127.0.0.1", 0))
     port = listener.getsockname()[1]
-    async with SqliteStore(folder / "db") as store, trio.open_nursery() as nursery:
+    async with sqlite_store(folder / "db") as store, trio.open_nursery() as nursery:
         await nursery.start(serve, app(Picture(), TOKEN, Plane(store).jobs), listener)
         yield Admin(port)
         nursery.cancel_scope.cancel()

@@ -56,7 +56,7 @@ async def test_made_shown_changed_rotated_revoked(tmp_path: Path) -> None:
         _, revoked = await it.ask(f"keys/{ident}/revoke", {})
         assert revoked["key"]["state"] == "revoked"
         _, one = await it.ask(f"keys/{ident}")
-        assert [event["action"] for event in one["events"]] == ["revoked", "rotated", "changed", "created"]
+        assert [event["action"] for event in one["events"]] == ["key.revoke", "key.rotate", "key.change", "key.create"]
         assert made["token"] not in json.dumps(one)
 
 

@@ -1,0 +1,61 @@
+"""``llmgw ctl audit``: who did what, and whether the record is whole."""
+
+from __future__ import annotations
+
+import click
+
+from llmgw.cli.admin_client import client_of
+from llmgw.cli.ctl_identity import when
+from llmgw.cli.terminal import echo_json, table
+
+_as_json = click.option("--json", "as_json", is_flag=True, help="The admin API's answer as it is.")
+_VERIFY_S = 300.0
+
+
+@click.group(invoke_without_command=True)
+@click.option("--limit", type=click.IntRange(1, 1000), default=50, show_default=True, help="How many.")
+@click.option("--before", type=click.IntRange(1), metavar="SEQ", help="Only what comes before this row.")
+@_as_json
+@click.pass_context
+def audit(ctx: click.Context, limit: int, before: int | None, as_json: bool) -> None:
+    """Who did what, newest first: settings, keys, tokens, nodes, jobs, the brake.
+
+    Rows are numbered without gaps and never dropped. Each carries the digest of the one before it, so that a row that
+    was changed or removed is found: llmgw ctl audit verify.
+    """
+    if ctx.invoked_subcommand is not None:
+        return
+    more = "" if before is None else f"&before={before}"
+    answer = client_of(ctx).get(f"audit?limit={limit}{more}")
+    if as_json:
+        echo_json(answer)
+        return
+    table(
+        ["SEQ", "WHEN", "WHO", "WHAT", "OBJECT", "REASON", "DETAIL"],
+        [
+            [str(r["seq"]), when(r["at"]), r["by"], r["action"], r["object"], r["reason"], r["detail"]]
+            for r in answer["rows"]
+        ],
+    )
+    if not answer["rows"]:
+        click.echo("nothing yet")
+
+
+@audit.command()
+@_as_json
+@click.pass_context
+def verify(ctx: click.Context, as_json: bool) -> None:
+    """Whether every row is there as it was written.
+
+    The digest that is printed stands for all rows up to that one: note it down elsewhere, and a history that was
+    written anew is found too. Exit codes: 0 intact, 1 not.
+    """
+    answer = client_of(ctx).get("audit/verify", _VERIFY_S)
+    if as_json:
+        echo_json(answer)
+    elif answer["intact"]:
+        click.echo(f"intact: {answer['rows'] or 0} rows" + (f", digest {answer['digest']}" if answer["rows"] else ""))
+    else:
+        click.echo(f"not intact: {answer['wrong']}")
+    if not answer["intact"]:
+        ctx.exit(1)
