@@ -57,7 +57,14 @@ class Spliced:
         if not pairs:
             start, end = self._line(node.start_mark.index), self._eol(self._end(node, -1))
             return self._spliced(start, end, empty)
-        return self._replaced(*pairs[-1], (), {} if empty == "{}" else [])
+        key, value = pairs[-1]
+        if key is value:
+            return self._replaced(key, value, (), {} if empty == "{}" else [])
+        # Comments above what goes are the block's, and stay.
+        colon, line = self._colon(key), self._line(self._start(children[0][1]))
+        after = self._text.find("\n", self._eol(max(self._end(node, key.start_mark.column), line)))
+        rest = "" if after < 0 else self._text[after + 1 :]
+        return self._mark + self._text[:colon] + f" {empty}" + self._text[colon:line] + rest
 
     # Pieces of text.
 
@@ -122,6 +129,9 @@ class Spliced:
             lines = ["", *pair_lines(rest, new, column + STEP)]
         else:
             lines = value_lines(new, column + STEP, self._colon(key) - self._line(key.start_mark.index))
+        if key is value and _is_empty(value):
+            dash = self._text.rindex("-", 0, value.start_mark.index) + 1
+            return self._spliced(dash, dash, f" {lines[0]}")
         if key is value:
             return self._spliced(value.start_mark.index, self._end(value, column - 1), lines[0])
         colon = self._colon(key)
@@ -200,7 +210,7 @@ class Spliced:
         column = node.start_mark.column
         begin = self._start(value)
         if isinstance(node, SequenceNode):
-            begin = self._text.rindex("-", 0, begin + 1) if begin else 0
+            begin = self._text.rindex("-", 0, begin)
             end = self._eol(max(self._end(value, column), begin + 1))
         else:
             key = node.value[number][0]
