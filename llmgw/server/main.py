@@ -31,7 +31,7 @@ from llmgw.server.jobs import Jobs
 from llmgw.server.keys import KeyBook
 from llmgw.server.reconcile import Reconciler
 from llmgw.server.registry import table
-from llmgw.server.settings_file import SettingsFile
+from llmgw.server.settings_book import SettingsBook
 from llmgw.server.status import Status
 from llmgw.settings.daemon import ServerConfig
 from llmgw.settings.document import Auth, Settings
@@ -47,6 +47,7 @@ from llmgw.web.serve import listen as listen_admin
 from llmgw.web.serve import serve as serve_admin
 
 _KILL_MARGIN_S = 2.0
+_ANSWER_S = 0.5
 
 
 def run(config: ServerConfig) -> None:
@@ -89,15 +90,10 @@ class Server:
 
         After SIGUSR2 the router's workers are left as they are: ``hands_over`` says so then.
         """
-        settings_file = SettingsFile(Path(self._config.settings), self._store)
-        settings, revision = await settings_file.load(time.time(), "read at the start")
+        book = SettingsBook(self._store, Path(self._config.settings), time.time, link=self._config.link is not None)
+        await book.start()
+        settings = book.settings
         control_plane = settings.needs_control_plane
-        if control_plane and self._config.link is None:
-            raise OperatorError(
-                "server.yaml: link",
-                f"is missing, but model {next(m.name for m in settings.models if m.profiles)} has profiles to place",
-                "add a link section with listen and tls, so that agents can connect",
-            )
         started = time.time()
         metrics = ControlPlaneMetrics()
         cluster = await remembered(self._store, settings, started, lambda: reconciler.wake())
@@ -129,7 +125,7 @@ class Server:
             await identities.load()
         agents = Agents(cluster, self._store, time.time, jobs, identities)
         reconciler = Reconciler(cluster, self._store, agents, router.push, time.time, metrics, int(started))
-        status = Status(cluster, self._store, router, metrics, revision, __version__, time.time, keys)
+        status = Status(cluster, self._store, router, metrics, lambda: book.revision, __version__, time.time, keys)
         listener = listen_admin(self._config.admin.listen)
         token = token_of(Path(self._config.state_dir))
 
@@ -144,7 +140,7 @@ class Server:
                 people = None if identities is None else IdentityAdmin(identities, cluster, agents, time.time)
                 await services.start(
                     serve_admin,
-                    app(status, token, jobs, people, keys, (self._store, Path(self._config.state_dir))),
+                    app(status, token, jobs, people, keys, (self._store, Path(self._config.state_dir)), book),
                     listener,
                 )
                 services.start_soon(keys.run)
@@ -159,7 +155,9 @@ class Server:
                         # Only from here on: a start that takes its time is nobody's silence.
                         cluster.listens(time.time())
                         control.start_soon(reconciler.run)
-                    control.start_soon(self._reloads, settings_file, cluster, status, router, identities)
+                    book.use = lambda settings, _revision: self._use(settings, cluster, router)
+                    control.start_soon(self._reloads, book, identities)
+                    control.start_soon(self._start_anew, book)
                     self._log.info(
                         "ready",
                         version=__version__,
@@ -215,33 +213,29 @@ class Server:
                     self._log.info("starting anew" if self.hands_over else "stopping", signal=self._signal)
                     self._stopping.set()
 
-    async def _reloads(
-        self,
-        file: SettingsFile,
-        cluster: Cluster,
-        status: Status,
-        router: RouterWorkers,
-        identities: Identities | None,
-    ) -> None:
+    def _use(self, settings: Settings, cluster: Cluster, router: RouterWorkers) -> None:
+        """These settings hold from now on, wherever they came from."""
+        cluster.use_settings(settings)
+        if not settings.needs_control_plane:
+            self._route(cluster, router)
+        self._warn_if_open(settings)
+
+    async def _reloads(self, book: SettingsBook, identities: Identities | None) -> None:
         while True:
             await self._reload.wait()
             self._reload = trio.Event()
             if identities is not None:
                 identities.wake()
             try:
-                settings, revision = await file.load(time.time(), "SIGHUP")
+                await book.reread()
             except OperatorError as wrong:
                 self._log.error("settings refused; the old ones stay", error=str(wrong))
-                continue
-            if settings.needs_control_plane != cluster.settings.needs_control_plane:
-                self._log.error(
-                    "settings refused; the old ones stay",
-                    error="they turn a router into a control plane or back; restart llmgw server for that",
-                )
-                continue
-            cluster.use_settings(settings)
-            if not settings.needs_control_plane:
-                self._route(cluster, router)
-            self._warn_if_open(settings)
-            status.revision = revision
-            self._log.info("settings in use", revision=revision)
+
+    async def _start_anew(self, book: SettingsBook) -> None:
+        """A router became a control plane or the other way round: what runs in this process is another then."""
+        await book.anew.wait()
+        await trio.sleep(_ANSWER_S)  # whoever changed them gets an answer first
+        if not self._stopping.is_set():
+            self._signal, self.hands_over = "other settings", True
+            self._log.info("starting anew", signal=self._signal)
+            self._stopping.set()

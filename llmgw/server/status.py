@@ -17,7 +17,7 @@ from llmgw.web.source import Identity, RouterProcess, RouterStatus
 
 
 class Status:
-    """A reading of the daemon; ``revision`` is the settings revision in use."""
+    """A reading of the daemon; ``revision`` gives the settings revision in use."""
 
     def __init__(
         self,
@@ -25,7 +25,7 @@ class Status:
         store: Store,
         router: RouterWorkers,
         metrics: ControlPlaneMetrics,
-        revision: int,
+        revision: Callable[[], int],
         version: str,
         clock: Callable[[], float],
         keys: KeyBook | None = None,
@@ -34,7 +34,7 @@ class Status:
         self._store = store
         self._router = router
         self._metrics = metrics
-        self.revision = revision
+        self._revision = revision
         self._version = version
         self._keys = keys
         self._clock = clock
@@ -51,7 +51,7 @@ class Status:
             epoch=self._cluster.epoch,
             started=self._cluster.started,
             control_plane=self._cluster.settings.needs_control_plane,
-            settings_revision=self.revision,
+            settings_revision=self._revision(),
         )
 
     def settings(self) -> Settings:

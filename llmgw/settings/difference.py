@@ -38,6 +38,16 @@ def differences(before: Settings, after: Settings) -> tuple[Difference, ...]:
     return tuple(_of("", _plain(before), _plain(after)))
 
 
+def affected(before: Settings, after: Settings) -> tuple[tuple[str, ...], tuple[str, ...]]:
+    """The models, and the nodes, that are treated otherwise than before: by what is said of themselves."""
+    models = dict.fromkeys(m.name for s in (before, after) for m in s.models)
+    nodes = dict.fromkeys([*before.nodes, *after.nodes])
+    return (
+        tuple(name for name in models if before.model(name) != after.model(name)),
+        tuple(name for name in nodes if before.nodes.get(name) != after.nodes.get(name)),
+    )
+
+
 def _plain(settings: Settings) -> dict[str, Any]:
     made: dict[str, Any] = _CONVERTER.unstructure(settings)
     return {key: _named(value) for key, value in made.items()}

@@ -57,12 +57,14 @@ class Spliced:
         if not pairs:
             start, end = self._line(node.start_mark.index), self._eol(self._end(node, -1))
             return self._spliced(start, end, empty)
-        key, value = pairs[-1]
-        if key is value:
-            return self._replaced(key, value, (), {} if empty == "{}" else [])
+        outer, value = pairs[-1]
+        if outer is value:
+            return self._replaced(outer, value, (), {} if empty == "{}" else [])
         # Comments above what goes are the block's, and stay.
-        colon, line = self._colon(key), self._line(self._start(children[0][1]))
-        after = self._text.find("\n", self._eol(max(self._end(node, key.start_mark.column), line)))
+        first = children[0][1]
+        begin = self._dash(node, first) if isinstance(node, SequenceNode) else self._start(first)
+        colon, line = self._colon(outer), self._line(begin)
+        after = self._text.find("\n", self._eol(max(self._end(node, outer.start_mark.column), line)))
         rest = "" if after < 0 else self._text[after + 1 :]
         return self._mark + self._text[:colon] + f" {empty}" + self._text[colon:line] + rest
 
@@ -101,7 +103,18 @@ class Spliced:
             key, value = node.value[-1]
             return max(self._colon(key), self._end(value, key.start_mark.column))
         last = node.value[-1]
-        return max(self._end(last, node.start_mark.column), self._text.rindex("-", 0, last.start_mark.index) + 1)
+        return max(self._end(last, node.start_mark.column), self._dash(node, last) + 1)
+
+    def _dash(self, node: Node, item: Node) -> int:
+        """Where the dash of an item of a block stands: below it there may be comments."""
+        column, index = node.start_mark.column, item.start_mark.index
+        line = self._line(index)
+        while line:
+            found = line + column
+            if found < index and self._text[found] == "-" and not self._text[line:found].strip(" -"):
+                return int(found)
+            line = self._line(line - 1)
+        return int(column)
 
     def _end_of_lines(self, node: Node, indent: int) -> int:
         """Where a literal or folded scalar ends: its last line that is indented further."""
@@ -130,7 +143,7 @@ class Spliced:
         else:
             lines = value_lines(new, column + STEP, self._colon(key) - self._line(key.start_mark.index))
         if key is value and _is_empty(value):
-            dash = self._text.rindex("-", 0, value.start_mark.index) + 1
+            dash = self._dash_of(value) + 1
             return self._spliced(dash, dash, f" {lines[0]}")
         if key is value:
             return self._spliced(value.start_mark.index, self._end(value, column - 1), lines[0])
@@ -191,6 +204,20 @@ class Spliced:
         key = self._keys_of.get(id(value))
         return int((value if key is None else key).start_mark.index)
 
+    def _dash_of(self, item: Node) -> int:
+        """The dash of an item, whatever list it is of."""
+
+        def search(node: Node) -> int:
+            for _, value in _children(node):
+                if value is item and isinstance(node, SequenceNode):
+                    return self._dash(node, item)
+                if (found := search(value)) >= 0:
+                    return found
+            return -1
+
+        assert self._root is not None
+        return search(self._root)
+
     @property
     def _keys_of(self) -> dict[int, Node]:
         made: dict[int, Node] = {}
@@ -210,7 +237,7 @@ class Spliced:
         column = node.start_mark.column
         begin = self._start(value)
         if isinstance(node, SequenceNode):
-            begin = self._text.rindex("-", 0, begin)
+            begin = self._dash(node, value)
             end = self._eol(max(self._end(value, column), begin + 1))
         else:
             key = node.value[number][0]

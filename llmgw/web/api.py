@@ -24,6 +24,7 @@ from llmgw.web.bodies import RefusedBody, json_of, named
 from llmgw.web.identity import Identities, identity_routes
 from llmgw.web.jobs import Jobs, job_routes
 from llmgw.web.keys import Keys, key_routes
+from llmgw.web.settings import Book, settings_routes
 from llmgw.web.source import Source
 from llmgw.web.why import model_of_adapter, unknown, why_view
 
@@ -74,6 +75,7 @@ def routes(
     people: Identities | None = None,
     keys: Keys | None = None,
     history: tuple[History, Path] | None = None,
+    book: Book | None = None,
 ) -> list[Route]:
     """Every route of the admin listener. With ``history`` comes a folder for what is on its way out."""
 
@@ -174,6 +176,7 @@ def routes(
         *(() if people is None else identity_routes(people, source, guarded)),
         *(() if keys is None else key_routes(keys, source.now, guarded)),
         *(() if history is None else audit_routes(*history, source.now, guarded)),
+        *(() if book is None else settings_routes(book, source, guarded)),
     ]
 
 
@@ -184,6 +187,7 @@ def app(
     people: Identities | None = None,
     keys: Keys | None = None,
     history: tuple[History, Path] | None = None,
+    book: Book | None = None,
 ) -> Starlette:
     """The admin side as an ASGI application."""
 
@@ -196,5 +200,5 @@ def app(
         return _error(405, f"{request.method} is not possible here", f"use {usable}")
 
     return Starlette(
-        routes=routes(source, token, jobs, people, keys, history), exception_handlers={404: missing, 405: method}
+        routes=routes(source, token, jobs, people, keys, history, book), exception_handlers={404: missing, 405: method}
     )
