@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from llmgw.cli import ctl_identity, ctl_jobs
+from llmgw.cli import ctl_config, ctl_identity, ctl_jobs
 from llmgw.cli.ctl import command
 from llmgw.cli.ctl_audit import audit
 
 command.add_command(audit)
 
-__all__ = ["command", "ctl_identity", "ctl_jobs"]
+__all__ = ["command", "ctl_config", "ctl_identity", "ctl_jobs"]

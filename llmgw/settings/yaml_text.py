@@ -44,10 +44,11 @@ def value_lines(value: Any, indent: int, used: int) -> list[str]:
     line = flow(value)
     if not isinstance(value, dict | list) or not value or used + len(line) <= _WIDTH:
         return [line]
-    return ["", *_block(value, indent)]
+    return ["", *block(value, indent)]
 
 
-def _block(value: Any, indent: int) -> list[str]:
+def block(value: Any, indent: int) -> list[str]:
+    """A mapping or list that is not empty as lines."""
     lines = []
     if isinstance(value, dict):
         for key, inner in value.items():
@@ -72,5 +73,5 @@ def item_lines(item: Any, indent: int) -> list[str]:
     line = flow(item)
     if not isinstance(item, dict) or not item or indent + 2 + len(line) <= _WIDTH:
         return [f"{' ' * indent}- {line}"]
-    first, *rest = _block(item, indent + 2)
+    first, *rest = block(item, indent + 2)
     return [f"{' ' * indent}- {first.lstrip()}", *rest]
