@@ -5,10 +5,9 @@ from __future__ import annotations
 import os
 import random
 import signal
-import socket
 import time
+from collections.abc import Callable
 from contextlib import AbstractAsyncContextManager
-from functools import partial
 from pathlib import Path
 
 import trio
@@ -22,30 +21,62 @@ from llmgw.agent.identity import NodeIdentity
 from llmgw.agent.jobs.installs import Installs
 from llmgw.agent.jobs.runner import Jobs
 from llmgw.agent.jobs.works import NodeWorks
+from llmgw.agent.kept import KeptFile
 from llmgw.agent.link_file import LinkFile
+from llmgw.agent.offers import Offers
+from llmgw.agent.own_file import OwnFile
 from llmgw.agent.session import Link, Outbox
 from llmgw.agent.shards import Shards
+from llmgw.agent.systemd import notify
+from llmgw.agent.turnover import Turnover
 from llmgw.agent.weights import Weights
 from llmgw.discovery.weights import hub_cache
-from llmgw.errors import first_error
+from llmgw.errors import OperatorError, first_error
 from llmgw.hardware.inventory import Inventory
 from llmgw.link.client import Backoff, connect
 from llmgw.link.own import OwnFiles
 from llmgw.link.session import Session
 from llmgw.scheduler.state import ShardReport
 from llmgw.settings.daemon import Address, AgentConfig
+from llmgw.settings.load_agent import agent_of
 from llmgw.store.folder import held
 from llmgw.telemetry.logging import configure, logger
 
 
-def run(config: AgentConfig) -> None:
-    """Run until a signal ends it. Raises :class:`llmgw.errors.OperatorError` when it cannot start."""
+def run(path: Path, step: Callable[[str], None] = lambda _: None) -> None:
+    """Run the agent of this ``agent.yaml`` until a signal ends it.
+
+    ``step`` is told what is done when it starts again. Raises :class:`llmgw.errors.OperatorError` when it cannot start.
+    """
+    own = OwnFile(path)
+    written = own.read()
+    config = agent_of(written.document, written.folder)
     configure(config.log, "agent")
     with held(Path(config.state_dir), "agent"), first_error():
-        trio.run(partial(_main, config), strict_exception_groups=True)
+        turnover = Turnover(own, KeptFile(Path(config.state_dir)), _life, usable, step)
+        trio.run(_main, turnover, strict_exception_groups=True)
+        turnover.stopped()
+        logger("agent").info("stopped")
 
 
-async def _main(config: AgentConfig) -> None:
+async def _main(turnover: Turnover) -> None:
+    async with trio.open_nursery() as root:
+        await root.start(_signals, root.cancel_scope, turnover.look_again)
+        await turnover.run()
+
+
+def usable(config: AgentConfig) -> None:
+    """Raise :class:`OperatorError` when this machine lacks what only shows once the agent runs on it. Blocking."""
+    root = Path(config.discovery.root)
+    if not root.is_dir():
+        raise OperatorError("discovery.root", f"{root} is not a folder on this node", "make it, or name another one")
+
+
+async def _life(
+    config: AgentConfig, offers: Offers, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED
+) -> None:
+    """All that an agent is on one configuration, until it is cancelled. Started once it is up."""
+    configure(config.log, "agent")
     log = logger("agent")
     epoch = Epoch(EpochFile(Path(config.state_dir)))
     outbox = Outbox()
@@ -93,49 +124,48 @@ async def _main(config: AgentConfig) -> None:
         jobs=jobs.reports,
         installs=installs.listed,
         identity=identity,
+        settings=offers,
         stands=LinkFile(Path(config.state_dir)).write,
     )
-    async with trio.open_nursery() as root:
-        await root.start(_signals, root.cancel_scope)
-        await root.start(shards.run)
-        await root.start(jobs.run)
-        # After the engines are adopted: a driver that hangs must not keep anybody from them.
-        found = await hardware.read()
-        root.start_soon(hardware.run)
-        root.start_soon(weights.run)
-        root.start_soon(link.run)
-        log.info(
-            "ready",
-            version=__version__,
-            node=config.id,
-            devices=len(found.devices),
-            cgroup=None if delegation is None else str(delegation),
-            adopted=sum(1 for _ in shards.alive()),
-            control_planes=[str(a) for a in config.control_planes],
-        )
-        _notify("READY=1")
-    log.info("stopped", engines_left_serving=sum(1 for _ in shards.alive()))
+    try:
+        async with trio.open_nursery() as root:
+            await root.start(shards.run)
+            await root.start(jobs.run)
+            # After the engines are adopted: a driver that hangs must not keep anybody from them.
+            found = await hardware.read()
+            root.start_soon(hardware.run)
+            root.start_soon(weights.run)
+            root.start_soon(link.run)
+            log.info(
+                "ready",
+                version=__version__,
+                node=config.id,
+                settings=offers.revision,
+                devices=len(found.devices),
+                cgroup=None if delegation is None else str(delegation),
+                adopted=sum(1 for _ in shards.alive()),
+                control_planes=[str(a) for a in config.control_planes],
+            )
+            notify("READY=1")
+            task_status.started()
+    finally:
+        log.info("engines are left serving", engines=sum(1 for _ in shards.alive()))
 
 
-async def _signals(scope: trio.CancelScope, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
+async def _signals(
+    scope: trio.CancelScope,
+    look_again: Callable[[], None],
+    *,
+    task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED,
+) -> None:
     log = logger("agent")
-    with trio.open_signal_receiver(signal.SIGTERM, signal.SIGINT) as received:
+    with trio.open_signal_receiver(signal.SIGTERM, signal.SIGINT, signal.SIGHUP) as received:
         task_status.started()
         async for number in received:
+            if number == signal.SIGHUP:
+                look_again()
+                continue
             name = signal.Signals(number).name
             log.info("stopping; engines go on", signal=name)
-            _notify("STOPPING=1")
+            notify("STOPPING=1")
             scope.cancel(reason=name)  # and with it this receiver: a second signal ends the process at once
-
-
-def _notify(state: str) -> None:
-    """Tell systemd, when it asked to be told (sd_notify(3): one datagram, ``@`` stands for NUL)."""
-    path = os.environ.get("NOTIFY_SOCKET")
-    if not path:
-        return
-    with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM | socket.SOCK_CLOEXEC) as notify:
-        try:
-            notify.connect("\0" + path[1:] if path.startswith("@") else path)
-            notify.send(state.encode())
-        except OSError as failed:
-            logger("agent").warning("systemd cannot be told", error=str(failed))

@@ -12,6 +12,7 @@ from llmgw import __version__
 from llmgw.agent.dispatch import Dispatch
 from llmgw.agent.epoch import Epoch
 from llmgw.agent.identity import NodeIdentity
+from llmgw.agent.offers import Offers
 from llmgw.agent.weights import Weights
 from llmgw.errors import LlmgwError, OperatorError, PeerError
 from llmgw.hardware.delta import diff
@@ -39,6 +40,8 @@ from llmgw.link.messages import (
     Register,
     RenewalRefused,
     RunJob,
+    SettingsApplied,
+    SettingsChanged,
     ShardStatus,
     StartShard,
     StopShard,
@@ -87,7 +90,7 @@ class LinkState:
 class Taken:
     """What there was to say, reports before results; and whether hardware, engines or weights are others by now."""
 
-    messages: tuple[ShardStatus | JobStatus | CommandResult | NotUnderstood, ...]
+    messages: tuple[ShardStatus | JobStatus | CommandResult | NotUnderstood | SettingsApplied, ...]
     hardware: bool
     engines: bool
     weights: bool
@@ -103,6 +106,7 @@ class Outbox:
         self._engines = False
         self._hardware = False
         self._weights = False
+        self._settings: SettingsApplied | None = None
         self._filled = trio.Event()
         self._taken = trio.Event()
 
@@ -141,16 +145,30 @@ class Outbox:
         self._weights = True
         self._filled.set()
 
+    def settings(self, said: SettingsApplied) -> None:
+        """What became of the settings that the control plane sent last."""
+        self._settings = said
+        self._filled.set()
+
     def clear(self) -> None:
         """A registration says all of it."""
         self._reports.clear()
         self._results.clear()
         self._jobs.clear()
+        self._settings = None
         self._engines = self._hardware = self._weights = False
 
     async def take(self) -> Taken:
         """Wait for something to say, and take all of it."""
-        while not (self._reports or self._jobs or self._results or self._hardware or self._engines or self._weights):
+        while not (
+            self._reports
+            or self._jobs
+            or self._results
+            or self._hardware
+            or self._engines
+            or self._weights
+            or self._settings
+        ):
             await self._filled.wait()
             self._filled = trio.Event()
         self._filled = trio.Event()
@@ -159,12 +177,14 @@ class Outbox:
                 *(ShardStatus(r) for r in self._reports.values()),
                 *(JobStatus(r) for r in self._jobs.values()),
                 *self._results,
+                *(() if self._settings is None else (self._settings,)),
             ),
             hardware=self._hardware,
             engines=self._engines,
             weights=self._weights,
         )
         self._hardware = self._engines = self._weights = False
+        self._settings = None
         self._reports.clear()
         self._jobs.clear()
         self._results.clear()
@@ -178,7 +198,8 @@ class Link:
 
     ``reports``, ``inventory``, ``loads``, ``jobs`` and ``installs`` are asked for the shards, the hardware, the
     engines' work, the jobs and the installed engines of now. Without ``weights`` none are looked at, without
-    ``identity`` no certificate is renewed. ``stands`` is told whenever the link stands otherwise than before.
+    ``identity`` no certificate is renewed, without ``settings`` none are taken. ``stands`` is told whenever the link
+    stands otherwise than before.
     """
 
     def __init__(
@@ -198,12 +219,14 @@ class Link:
         jobs: Callable[[], tuple[JobReport, ...]] = tuple,
         installs: Callable[[], tuple[Installed, ...]] = tuple,
         identity: NodeIdentity | None = None,
+        settings: Offers | None = None,
         stands: Callable[[LinkState], None] = lambda _: None,
     ) -> None:
         self._config = config
         self._jobs = jobs
         self._installs = installs
         self._identity = identity
+        self._settings = settings
         self._stands = stands
         self._dial = dial
         self._weights = weights
@@ -302,6 +325,8 @@ class Link:
             epoch=welcome.epoch,
             version=welcome.version,
         )
+        if self._settings is not None and welcome.settings is not None:
+            self._settings.offered(welcome.settings, self._outbox.settings)
         commands: trio.MemorySendChannel[Command]
         commands, to_do = trio.open_memory_channel[Command](_COMMANDS_WAITING)
         ended: PeerError | None = None
@@ -342,6 +367,7 @@ class Link:
             weights=None if self._weights is None else self._weights.found,
             clock=self._clock(),
             installation="" if self._identity is None else self._identity.installation,
+            settings=0 if self._settings is None else self._settings.revision,
         )
 
     def _kinds(self) -> tuple[EngineKind, ...]:
@@ -369,6 +395,8 @@ class Link:
                     self._identity.heard(message)
                 case LookForWeights(names=names) if self._weights is not None:
                     self._weights.ask(names)
+                case SettingsChanged(settings=settings) if self._settings is not None:
+                    self._settings.offered(settings, self._outbox.settings)
                 case Unknown(tag=tag):
                     self._outbox.result(NotUnderstood(tag))
                 case NotUnderstood(tag=tag):

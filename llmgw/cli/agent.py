@@ -43,10 +43,9 @@ def command(ctx: click.Context, path: Path) -> None:
     """
     ctx.obj = path
     if ctx.invoked_subcommand is None:
-        config = agent_config(path)
         from llmgw.agent.main import run
 
-        run(config)
+        run(path)
 
 
 command.add_command(join)

@@ -8,7 +8,8 @@ from pathlib import Path
 import click
 
 from llmgw.settings.faults import ConfigError
-from llmgw.settings.load import kind_of, load_agent, load_server, load_settings
+from llmgw.settings.load import kind_of, load_server, load_settings
+from llmgw.settings.load_agent import load_agent
 from llmgw.store.files import read_text
 
 

@@ -52,6 +52,13 @@ def _devices(node: dict[str, Any]) -> str:
     return ", ".join(f"{total} x {name} ({free} free)" for name, (total, free) in classes.items()) or "none"
 
 
+def _settings(held: dict[str, Any]) -> str:
+    """Which revision of its settings a node's agent runs on, and which it is to."""
+    if held["state"] == "applied":
+        return f"{held['applied']} applied"
+    return f"{held['wanted']} {held['state']}" + (f", {held['applied']} applied" if held["applied"] else "")
+
+
 @command.command()
 @_as_json
 @click.pass_context
@@ -63,11 +70,17 @@ def nodes(ctx: click.Context, as_json: bool) -> None:
         return
     now = answer["now"]
     table(
-        ["NODE", "STATE", "SINCE", "DEVICES", "WHY", "NEXT"],
-        [[n["id"], n["state"], ago(n["since"], now), _devices(n), n["reason"], n["next"]] for n in answer["nodes"]],
+        ["NODE", "STATE", "SINCE", "DEVICES", "SETTINGS", "WHY", "NEXT"],
+        [
+            [n["id"], n["state"], ago(n["since"], now), _devices(n), _settings(n["settings"]), n["reason"], n["next"]]
+            for n in answer["nodes"]
+        ],
         state_column=1,
     )
     for node in answer["nodes"]:
+        if reason := node["settings"]["reason"]:
+            word = node["settings"]["state"]
+            click.echo(f"{node['id']}: settings of revision {node['settings']['wanted']} {word}: {reason}")
         if simulated := node["inventory"]["simulated"]:
             click.echo(f"{node['id']} is a simulated machine: {simulated}")
         for device in node["devices"]:

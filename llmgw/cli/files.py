@@ -5,7 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 
 from llmgw.settings.daemon import AgentConfig, ServerConfig
-from llmgw.settings.load import load_agent, load_server
+from llmgw.settings.load import load_server
+from llmgw.settings.load_agent import load_agent
 from llmgw.store.files import read_text
 
 

@@ -46,6 +46,8 @@ from llmgw.link.messages import (
     RenewCertificate,
     RunJob,
     ServerMessage,
+    SettingsApplied,
+    SettingsChanged,
     ShardStatus,
     StartShard,
     StopShard,
@@ -72,6 +74,7 @@ UP: Mapping[str, type[AgentMessage]] = MappingProxyType(
         "not-understood": NotUnderstood,
         "identity-held": IdentityHeld,
         "renew-certificate": RenewCertificate,
+        "settings-applied": SettingsApplied,
     }
 )
 """What an agent may say."""
@@ -83,6 +86,7 @@ DOWN: Mapping[str, type[ServerMessage]] = MappingProxyType(
         "not-leader": NotLeader,
         "heartbeat-seen": HeartbeatSeen,
         "look-for-weights": LookForWeights,
+        "settings-changed": SettingsChanged,
         "start-shard": StartShard,
         "drain-shard": DrainShard,
         "stop-shard": StopShard,

@@ -9,6 +9,7 @@ from llmgw.hardware.inventory import Inventory
 from llmgw.scheduler.jobs import Installed, JobReport, JobSpec
 from llmgw.scheduler.scale import EngineLoad
 from llmgw.scheduler.state import ShardReport
+from llmgw.settings.agent_part import NodeSettings
 from llmgw.settings.catalog import EngineKind, Profile
 from llmgw.settings.daemon import Address
 from llmgw.settings.document import NOTHING_FETCHED, WeightsRules
@@ -35,6 +36,7 @@ class Register:
     that run and the last ones that ended, ``installs`` the engines with their versions. ``weights`` is ``None`` from an
     agent that does not look at any. ``clock`` is the node's own, in seconds since the epoch, 0 where it is not said.
     ``installation`` names the state folder, so that an agent that was started again is told from a second one.
+    ``settings`` is the revision of the settings that the agent runs on, 0 where none were ever sent.
     """
 
     protocol: int
@@ -51,6 +53,7 @@ class Register:
     installs: tuple[Installed, ...] = ()
     clock: float = 0.0
     installation: str = ""
+    settings: int = 0
 
 
 @frozen
@@ -111,7 +114,8 @@ class CommandResult:
 class Welcome:
     """Down, the answer to an accepted ``Register``.
 
-    ``epoch`` counts the control planes that led this cluster, ``heartbeat_s`` is in seconds.
+    ``epoch`` counts the control planes that led this cluster, ``heartbeat_s`` is in seconds. ``settings`` are this
+    node's, answered ``SettingsApplied``; ``None`` from a control plane that has none for agents.
     """
 
     protocol: int
@@ -119,6 +123,7 @@ class Welcome:
     cluster: str
     epoch: int
     heartbeat_s: float
+    settings: NodeSettings | None = None
 
 
 @frozen
@@ -242,6 +247,22 @@ class CancelJob:
 
 
 @frozen
+class SettingsChanged:
+    """Down, when this node's settings are others than it was told before; answered ``SettingsApplied``."""
+
+    settings: NodeSettings
+
+
+@frozen
+class SettingsApplied:
+    """Up: the agent runs on these settings, or, with a reason in ``refused``, stays on those that it had."""
+
+    revision: int
+    digest: str
+    refused: str = ""
+
+
+@frozen
 class NotUnderstood:
     """Either way: a message of this tag is unknown here; the sender carries on without it."""
 
@@ -345,12 +366,21 @@ AgentMessage = (
     | NotUnderstood
     | IdentityHeld
     | RenewCertificate
+    | SettingsApplied
 )
 ShardCommand = StartShard | DrainShard | StopShard | ForgetShard
 JobCommand = RunJob | CancelJob
 Command = ShardCommand | JobCommand
 ServerMessage = (
-    Welcome | Refused | NotLeader | HeartbeatSeen | LookForWeights | Command | NotUnderstood | IdentityAnswer
+    Welcome
+    | Refused
+    | NotLeader
+    | HeartbeatSeen
+    | LookForWeights
+    | SettingsChanged
+    | Command
+    | NotUnderstood
+    | IdentityAnswer
 )
 JoinMessage = AskBundle | Bundle | Join | Joined | Refused
 Message = AgentMessage | ServerMessage | JoinMessage

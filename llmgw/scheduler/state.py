@@ -17,6 +17,7 @@ from llmgw.hardware.inventory import Inventory
 from llmgw.scheduler.jobs import Installed
 from llmgw.scheduler.memory import Learned
 from llmgw.scheduler.scale import Demand, Scale
+from llmgw.settings.agent_part import NOTHING_HELD, SettingsHeld
 from llmgw.settings.catalog import EngineKind, Model, Profile
 from llmgw.settings.daemon import Address
 from llmgw.settings.document import Liveness
@@ -191,7 +192,7 @@ class Node:
 
     ``installs`` are its engines with their versions; ``heard`` is when it was heard last; ``labels`` and ``taints`` are
     what the settings say of it. ``weights`` are those of the catalog that it has, and of ``looking`` it was asked and
-    has not answered.
+    has not answered. ``settings`` says which of its agent's settings it runs on.
     """
 
     id: str
@@ -210,6 +211,7 @@ class Node:
     taints: tuple[str, ...] = ()
     weights: tuple[WeightFacts, ...] = ()
     looking: frozenset[str] = frozenset()
+    settings: SettingsHeld = NOTHING_HELD
 
 
 @frozen

@@ -32,6 +32,8 @@ from llmgw.link.messages import (
     RenewCertificate,
     RunJob,
     ServerMessage,
+    SettingsApplied,
+    SettingsChanged,
     ShardStatus,
     StartShard,
     TrustBundle,
@@ -44,6 +46,7 @@ from llmgw.server.cluster import Cluster
 from llmgw.server.enrolment import Granted
 from llmgw.server.identities import Identities
 from llmgw.server.jobs import Jobs
+from llmgw.settings.agent_part import NodeSettings
 from llmgw.store.api import NodeRow, Store
 from llmgw.telemetry.logging import logger
 
@@ -64,6 +67,9 @@ _PAST_S = 0.01
 _LONGEST_LOOK_S = 3600.0
 """Clocks are set: when a certificate ends is worked out anew now and then."""
 
+_SETTINGS_S = 1.0
+"""A node is told of its settings at most this often: what changes in between is one change."""
+
 _SILENT_BEATS = 5
 _PATIENCE_S = 15.0
 """An agent that lets so many heartbeats go by, and at least this long, has no session; it may answer PINGs."""
@@ -77,6 +83,7 @@ class _NodeSession:
     chain: tuple[Certificate, ...] = ()
     granted: Granted | None = None
     look: trio.Event = field(factory=trio.Event)
+    settings: trio.Event = field(factory=trio.Event)
     sent: dict[str, Command] = field(factory=dict)
     again: dict[str, float] = field(factory=dict)
     hardware: int = 0
@@ -148,6 +155,11 @@ class Agents:
             if (names := self._cluster.ask_for_weights(node, now)) is not None:
                 mine.put(LookForWeights(names))
 
+    def tell_settings(self) -> None:
+        """The settings may be others: tell each node of its own, where they are."""
+        for mine in self._sessions.values():
+            mine.settings.set()
+
     def look_again(self) -> None:
         """Who may be a node, or what nodes are to trust, has changed: every session is checked and told."""
         for mine in self._sessions.values():
@@ -188,6 +200,7 @@ class Agents:
                     devices=len(register.inventory.devices),
                     shards=len(register.shards),
                 )
+                told = self._cluster.node_settings(node)
                 await session.send(
                     Welcome(
                         protocol=PROTOCOL,
@@ -195,18 +208,22 @@ class Agents:
                         cluster=self._cluster.id,
                         epoch=self._cluster.epoch,
                         heartbeat_s=self._cluster.settings.liveness.heartbeat_s,
+                        settings=told,
                     )
                 )
+                if register.settings == 0 and told.text != "{}":
+                    # It may be an agent that takes no notice of them there; asked for it, it says so.
+                    mine.put(SettingsChanged(told))
                 if self._jobs is not None:
                     self.dispatch(node, await self._jobs.registered(node, register.jobs))
-                reason = await self._talk(node, mine)
+                reason = await self._talk(node, mine, told)
             finally:
                 if self._sessions.get(node) is mine:
                     del self._sessions[node]
                     self._cluster.disconnected(node, reason)
                     self._log.info("session ended", node=node, reason=reason)
 
-    async def _talk(self, node: str, mine: _NodeSession) -> str:
+    async def _talk(self, node: str, mine: _NodeSession, told: NodeSettings) -> str:
         """Send and receive until the session ends or must end; returns why it did."""
         reason = ""
         async with trio.open_nursery() as nursery:
@@ -217,6 +234,7 @@ class Agents:
                 nursery.cancel_scope.cancel(reason="session ended")
 
             nursery.start_soon(self._send, mine)
+            nursery.start_soon(self._tell, node, mine, told)
             nursery.start_soon(receive)
             if self._identities is not None and mine.chain:
                 await self._identities.connected(node, mine.chain)
@@ -226,6 +244,16 @@ class Agents:
                 reason = f"refused because of the {refused.claim}: {refused.found}"
                 nursery.cancel_scope.cancel(reason=reason)
         return reason
+
+    async def _tell(self, node: str, mine: _NodeSession, told: NodeSettings) -> None:
+        """Send the node its settings when they are others than it was told."""
+        while True:
+            await trio.sleep(_SETTINGS_S)
+            while (now := self._cluster.node_settings(node)).digest == told.digest or mine.full:
+                mine.settings = trio.Event()
+                await mine.settings.wait()
+            mine.put(SettingsChanged(now))
+            told = now
 
     async def _until_refused(self, node: str, mine: _NodeSession, identities: Identities) -> Refused:
         """Tell the node what to trust, now and when it changes, until it may not be this node any more."""
@@ -301,6 +329,11 @@ class Agents:
                 case CommandResult():
                     await self._job_result(mine, message)
                     row = self._result(node, mine, message, now)
+                case SettingsApplied():
+                    self._say_settings(node, message)
+                    row = self._cluster.settings_said(node, message)
+                case NotUnderstood(tag="settings-changed"):
+                    row = self._cluster.settings_said(node, None)
                 case NotUnderstood(tag=tag):
                     self._log.warning("agent does not understand a message", node=node, tag=tag)
                 case Unknown(tag=tag):
@@ -310,6 +343,12 @@ class Agents:
             if row is not None:
                 stored_at = now
                 await self._remember(row)
+
+    def _say_settings(self, node: str, message: SettingsApplied) -> None:
+        if message.refused:
+            self._log.error("settings refused by a node", node=node, revision=message.revision, reason=message.refused)
+        else:
+            self._log.info("settings in force on a node", node=node, revision=message.revision)
 
     async def _renewed(
         self, node: str, mine: _NodeSession, message: RenewCertificate, identities: Identities

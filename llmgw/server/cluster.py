@@ -12,7 +12,7 @@ from types import MappingProxyType
 from attrs import evolve, frozen
 
 from llmgw.hardware.delta import InventoryDelta, apply
-from llmgw.link.messages import EnginesChanged, Register, StartShard, WeightsFound
+from llmgw.link.messages import EnginesChanged, Register, SettingsApplied, StartShard, WeightsFound
 from llmgw.router.wire import Load
 from llmgw.scheduler.explain import Outcome, Unplaced
 from llmgw.scheduler.learn import lesson
@@ -21,7 +21,9 @@ from llmgw.scheduler.memory import Learned, absorbed
 from llmgw.scheduler.scale import EngineLoad, Scale, scaled
 from llmgw.scheduler.state import ClusterState, Goal, Node, NodeState, Replica, ShardReport, ShardState
 from llmgw.server.demand import DemandBook
+from llmgw.server.node_settings import SettingsBook, applied, registered
 from llmgw.server.weights_book import WeightsBook, merged, named_weights
+from llmgw.settings.agent_part import NOTHING_SAID, NodeSettings, SettingsSaid, held
 from llmgw.settings.document import NodeRules, Settings
 from llmgw.settings.weight_facts import WeightFacts
 from llmgw.store.api import NodeRow, Store
@@ -59,10 +61,12 @@ class Cluster:
         brake_released: float = 0.0,
         scales: Mapping[str, Scale] = MappingProxyType({}),
         learned: Iterable[Learned] = (),
+        settings_revision: int = 0,
     ) -> None:
         self.id = cluster
         self.epoch = epoch
         self.settings = settings
+        self._settings_book = SettingsBook(settings, settings_revision)
         self.started = started
         self._listening = started
         self.stuck = ""
@@ -94,6 +98,7 @@ class Cluster:
             last_heard=now,
             weights=self._merged(message.node, message.weights or WeightsFound((), ())),
             installs=message.installs,
+            settings=registered(self._said(message.node), message.settings),
         )
         self._weights.registered(row.id, message.weights)
         self._rows[row.id] = row
@@ -229,10 +234,26 @@ class Cluster:
         """The node's row as it would be stored."""
         return self._rows.get(node)
 
-    def use_settings(self, settings: Settings) -> None:
-        """New settings hold from the next pass on."""
+    def use_settings(self, settings: Settings, revision: int | None = None) -> None:
+        """New settings hold from the next pass on. ``revision`` is theirs; without one that of the ones before."""
         self.settings = settings
+        self._settings_book = SettingsBook(settings, self._settings_book.revision if revision is None else revision)
         self._woken()
+
+    def node_settings(self, node: str) -> NodeSettings:
+        """What this node's agent is to run on."""
+        return self._settings_book.of(node)
+
+    def settings_said(self, node: str, said: SettingsApplied | None) -> NodeRow:
+        """The node said how it stands to its settings; with ``None`` that it does not know what that is."""
+        row = self._rows[node]
+        now = SettingsSaid(ignored=True) if said is None else applied(row.settings, said)
+        self._rows[node] = evolve(row, settings=now)
+        return self._rows[node]
+
+    def _said(self, node: str) -> SettingsSaid:
+        row = self._rows.get(node)
+        return NOTHING_SAID if row is None else row.settings
 
     def loaded(self, load: Load, now: float) -> None:
         """The router said what it has."""
@@ -321,10 +342,13 @@ class Cluster:
             weights=row.weights,
             looking=self._weights.looking(row.id, now),
             installs=row.installs,
+            settings=held(self._settings_book.of(row.id), row.settings),
         )
 
 
-async def remembered(store: Store, settings: Settings, started: float, woken: Callable[[], None]) -> Cluster:
+async def remembered(
+    store: Store, settings: Settings, started: float, woken: Callable[[], None], settings_revision: int = 0
+) -> Cluster:
     """The cluster as the store has it, under a new epoch.
 
     The epoch comes first: until it is taken an older control plane may still write.
@@ -344,4 +368,5 @@ async def remembered(store: Store, settings: Settings, started: float, woken: Ca
         brake_released=await store.brake_released(),
         scales=await store.scales(),
         learned=await store.learned(),
+        settings_revision=settings_revision,
     )

@@ -96,7 +96,7 @@ class Server:
         control_plane = settings.needs_control_plane
         started = time.time()
         metrics = ControlPlaneMetrics()
-        cluster = await remembered(self._store, settings, started, lambda: reconciler.wake())
+        cluster = await remembered(self._store, settings, started, lambda: reconciler.wake(), book.revision)
         router = RouterWorkers(Path(self._config.state_dir), self._config.router, self._config.log)
         keys = KeyBook(
             self._store.keys,
@@ -155,7 +155,7 @@ class Server:
                         # Only from here on: a start that takes its time is nobody's silence.
                         cluster.listens(time.time())
                         control.start_soon(reconciler.run)
-                    book.use = lambda settings, _revision: self._use(settings, cluster, router)
+                    book.use = partial(self._use, cluster, router, agents)
                     control.start_soon(self._reloads, book, identities)
                     control.start_soon(self._start_anew, book)
                     self._log.info(
@@ -213,9 +213,10 @@ class Server:
                     self._log.info("starting anew" if self.hands_over else "stopping", signal=self._signal)
                     self._stopping.set()
 
-    def _use(self, settings: Settings, cluster: Cluster, router: RouterWorkers) -> None:
+    def _use(self, cluster: Cluster, router: RouterWorkers, agents: Agents, settings: Settings, revision: int) -> None:
         """These settings hold from now on, wherever they came from."""
-        cluster.use_settings(settings)
+        cluster.use_settings(settings, revision)
+        agents.tell_settings()
         if not settings.needs_control_plane:
             self._route(cluster, router)
         self._warn_if_open(settings)

@@ -140,6 +140,7 @@ class Reconciler:
         now = self._clock()
         # First: what is to be placed waits for the answers of those that are asked.
         self._agents.ask_for_weights()
+        self._agents.tell_settings()
         state = self._cluster.state(now)
         outcome = decide(state, now)
         self._say_nodes(state, held=outcome.brake is not None)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from enum import StrEnum
 from types import MappingProxyType
+from typing import Any
 
 from attrs import field, frozen
 
@@ -102,6 +103,21 @@ class RouterSettings:
     prices: Mapping[str, Price] = field(default=_NO_PRICES, hash=False)
 
 
+_NO_PART: Mapping[str, Any] = MappingProxyType({})
+_NO_PARTS: Mapping[str, Mapping[str, Any]] = MappingProxyType({})
+
+
+@frozen
+class AgentSettings:
+    """What agents are told beside their ``agent.yaml``, as it is written there: all of them, and single ones by id.
+
+    :mod:`llmgw.settings.agent_part` says what that comes to on a node.
+    """
+
+    default: Mapping[str, Any] = field(default=_NO_PART, hash=False)
+    nodes: Mapping[str, Mapping[str, Any]] = field(default=_NO_PARTS, hash=False)
+
+
 @frozen
 class KeyDefaults:
     """The limits of a key that is made without a word on them; ``budget_cost`` is in the unit of ``router.prices``."""
@@ -149,6 +165,7 @@ class Settings:
     scaling: Scaling = Scaling()
     keys: KeyPolicy = KeyPolicy()
     tracing: Tracing | None = None
+    agents: AgentSettings = AgentSettings()
 
     def model(self, name: str) -> Model | None:
         """The model of this name, if the catalog has it."""

@@ -20,6 +20,7 @@ from llmgw.scheduler.jobs import Installed, JobReport, JobSpec
 from llmgw.scheduler.memory import Learned
 from llmgw.scheduler.scale import Scale
 from llmgw.scheduler.state import Replica, ShardReport
+from llmgw.settings.agent_part import NOTHING_SAID, SettingsSaid
 from llmgw.settings.catalog import EngineKind
 from llmgw.settings.weight_facts import WeightFacts
 from llmgw.store.audit import Act, AuditRow
@@ -59,7 +60,8 @@ class StaleBase(OperatorError):
 
 @frozen
 class NodeRow:
-    """A node's last registration, and when it was last heard. ``weights`` are those of the catalog that it has."""
+    """A node's last registration, and when it was last heard. ``weights`` are those of the catalog that it has,
+    ``settings`` what it said of those that it was sent."""
 
     id: str
     address: str
@@ -70,6 +72,7 @@ class NodeRow:
     last_heard: float
     weights: tuple[WeightFacts, ...] = ()
     installs: tuple[Installed, ...] = ()
+    settings: SettingsSaid = NOTHING_SAID
 
 
 @frozen

@@ -127,7 +127,7 @@ def settings_routes(book: Book, source: Source, guarded: Guard) -> list[Route]:
             after = await book.read(asked.text)
         except ConfigError as wrong:
             return {"ok": False, "faults": [f.as_dict() for f in wrong.faults], "revision": base.revision}
-        models, nodes = affected(book.settings, after)
+        models, nodes = affected(book.settings, after, [node.id for node in source.state().nodes])
         return {
             "ok": True, "faults": [], "revision": base.revision,
             "differences": [str(d) for d in differences(book.settings, after)],

@@ -16,6 +16,7 @@ from llmgw.scheduler.feasible import NodeView, unusable
 from llmgw.scheduler.scale import Scale
 from llmgw.scheduler.state import ClusterState, Node, NodeState, placed_on
 from llmgw.scheduler.summary import ReplicaView, ShardView, model_views, replica_views
+from llmgw.settings.agent_part import SettingsState
 from llmgw.settings.catalog import Model
 from llmgw.settings.document import Settings
 from llmgw.store.api import StoredDecision
@@ -110,6 +111,12 @@ def _node(node: Node, holders: dict[int, str], *, held: bool) -> Json:
         "version": node.version,
         "labels": dict(node.labels),
         "taints": list(node.taints),
+        "settings": {
+            "state": node.settings.state.value,
+            "wanted": node.settings.wanted,
+            "applied": node.settings.applied,
+            "reason": node.settings.reason,
+        },
         "engines": [e.value for e in node.engines],
         "installs": [
             {
@@ -285,13 +292,14 @@ def status_view(
     identity: Identity, router: RouterStatus, settings: Settings, state: ClusterState,
     unplaced: tuple[Unplaced, ...], now: float, ready: str,
 ) -> Json:  # fmt: skip
-    """The cluster at a glance. ``healthy`` is false when a model lacks a replica, a node is not connected, or the brake
-    is on."""
+    """The cluster at a glance. ``healthy`` is false when a model lacks a replica, a node is not connected or refused
+    its settings, or the brake is on."""
     held = brake_view(state)
     nodes = Counter(n.state for n in state.nodes)
     models = models_view(settings, state, unplaced, now)
     short = [m["name"] for m in models if m["ready"] is not None and m["ready"] < m["wanted"]]
     away = [n.id for n in state.nodes if n.state is not NodeState.CONNECTED]
+    refused = [n.id for n in state.nodes if n.settings.state is SettingsState.REFUSED]
     return {
         "version": identity.version,
         "cluster": identity.cluster,
@@ -301,12 +309,13 @@ def status_view(
         "started": identity.started,
         "now": now,
         "brake": held,
-        "healthy": held is None and not short and not away and not ready,
+        "healthy": held is None and not short and not away and not refused and not ready,
         "problems": [
             *([held["reason"]] if held is not None else []),
             *([ready] if ready else []),
             *(f"model {name} lacks replicas" for name in short),
             *(f"node {name} is not connected" for name in away),
+            *(f"node {name} refused its settings" for name in refused),
         ],
         "router": {
             "listen": router.listen,

@@ -12,6 +12,7 @@ from contextlib import asynccontextmanager, suppress
 from pathlib import Path
 from typing import Any
 
+import attrs
 import pytest
 import trio
 from attrs import evolve
@@ -46,6 +47,26 @@ def config(folder: Path, command: tuple[str, ...] | None = None) -> AgentConfig:
         port_last=first + 30,
         engines=(EngineInstall(EngineKind.VLLM, command or (sys.executable, str(fakes_dir() / "engine.py"), "serve")),),
     )
+
+
+def written(settings: AgentConfig, path: Path) -> Path:
+    """An ``agent.yaml`` that says this, as far as these tests set it."""
+    said = {
+        "id": settings.id,
+        "control_planes": [str(address) for address in settings.control_planes],
+        "trust_domain": settings.trust_domain,
+        "tls": attrs.asdict(settings.tls),
+        "state_dir": settings.state_dir,
+        "ports": f"{settings.port_first}-{settings.port_last}",
+        "discovery": {
+            "source": settings.discovery.source.value,
+            "root": settings.discovery.root,
+            "interval_s": settings.discovery.interval_s,
+        },
+        "engines": {engine.kind.value: list(engine.command) for engine in settings.engines},
+    }
+    path.write_text(json.dumps(said))
+    return path
 
 
 def start(name: str = "m-1.0", generation: int = 1, devices: tuple[int, ...] = (0,), **engine: Any) -> StartShard:

@@ -11,7 +11,8 @@ from llmgw.settings.catalog import EngineKind, Profile, Task
 from llmgw.settings.daemon import Address, GpuSource, Issuing
 from llmgw.settings.digest import profile_digest
 from llmgw.settings.faults import ConfigError
-from llmgw.settings.load import kind_of, load_agent, load_server, load_settings
+from llmgw.settings.load import kind_of, load_server, load_settings
+from llmgw.settings.load_agent import load_agent
 from llmgw.settings.quantization import least_capability
 
 GOOD = """\

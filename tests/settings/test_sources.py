@@ -8,7 +8,8 @@ from llmgw.engines.weights import weights_of
 from llmgw.errors import OperatorError
 from llmgw.settings.catalog import EngineKind
 from llmgw.settings.faults import ConfigError
-from llmgw.settings.load import load_agent, load_settings
+from llmgw.settings.load import load_settings
+from llmgw.settings.load_agent import load_agent
 from llmgw.settings.sources import HubSource, allowed, hub_source, is_rule
 
 PROFILE = {"name": "p", "engine": "vllm", "device_class": "h100-80g"}

@@ -75,6 +75,9 @@ async def test_a_check_says_what_would_change_and_changes_nothing(tmp_path: Path
         assert (found["models"], found["nodes"]) == (["m"], ["n1"])
         assert "~ models.m.replicas: 3 -> 4" in found["differences"]
         assert found["plan"]["lacking"] == ["m"]
+        text = TEXT + "agents: {default: {log: {level: debug}}, nodes: {n9: {weights_dir: /w}}}\n"
+        _, found = await it.ask("settings/check", {"text": text})
+        assert (found["models"], found["nodes"]) == ([], ["n1", "n9"]), "what is said to all agents is said to each"
         status, found = await it.ask("settings/check", {"text": more(replicas=-1)})
         assert (status, found["ok"]) == (200, False)
         assert [(f["line"], f["column"], f["path"]) for f in found["faults"]] == [(3, 5, "models.m.replicas")]
