@@ -31,7 +31,7 @@ from llmgw.settings.document import Settings
 from llmgw.settings.load import load_settings
 from llmgw.store.api import NodeRow
 from llmgw.store.rows import from_text, to_text
-from llmgw.store.sqlite import SqliteStore
+from llmgw.store.opening import sqlite_store
 from tests.scheduler.clusters import node
 from tests.server.test_control import Plane
 
@@ -85,7 +85,7 @@ async def until_shown(plane: Plane, state: SettingsState) -> SettingsHeld:
 @pytest.fixture
 async def plane(tmp_path, autojump_clock, nursery) -> AsyncIterator[Plane]:
     autojump_clock.autojump_threshold = 0.01
-    async with SqliteStore(tmp_path / "db") as store:
+    async with sqlite_store(tmp_path / "db") as store:
         made = Plane(store, Settings(), await store.cluster(), await store.new_epoch(), nursery)
         nursery.start_soon(made.reconciler.run)
         yield made
