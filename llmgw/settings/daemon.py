@@ -196,6 +196,13 @@ class WeightsConfig:
 
 
 @frozen
+class DoctorRules:
+    """What ``llmgw doctor`` leaves out on a node: ``skip`` are ids of checks, or how ids begin (``port``)."""
+
+    skip: tuple[str, ...] = ()
+
+
+@frozen
 class AgentConfig:
     """``agent.yaml``. ``address`` is where the router reaches this node's engines.
 
@@ -217,6 +224,7 @@ class AgentConfig:
     weights: WeightsConfig = WeightsConfig()
     engines: tuple[EngineInstall, ...] = ()
     log: Log = Log()
+    doctor: DoctorRules = DoctorRules()
 
     @property
     def weights_cache(self) -> str:

@@ -10,6 +10,7 @@ from typing import Any
 from attrs import field, frozen
 
 from llmgw.settings.catalog import Model, Scaling
+from llmgw.settings.daemon import DoctorRules
 from llmgw.settings.keys import Period
 
 _NONE: Mapping[str, str] = MappingProxyType({})
@@ -153,7 +154,8 @@ class Settings:
     """The whole document. ``models`` keeps the order in which the operator wrote them.
 
     ``nodes`` has rules for nodes by id; ``quotas`` says how many devices of a class the models of a group may have.
-    ``scaling`` is what the ``scaling`` of a model leaves out; a model without one does not follow its load.
+    ``scaling`` is what the ``scaling`` of a model leaves out; a model without one does not follow its load. ``doctor``
+    holds on every node whose ``agents`` say nothing else.
     """
 
     models: tuple[Model, ...] = ()
@@ -166,6 +168,7 @@ class Settings:
     keys: KeyPolicy = KeyPolicy()
     tracing: Tracing | None = None
     agents: AgentSettings = AgentSettings()
+    doctor: DoctorRules = DoctorRules()
 
     def model(self, name: str) -> Model | None:
         """The model of this name, if the catalog has it."""

@@ -27,7 +27,9 @@ _CONVERTER = strict_converter()
 _TOP_KEYS = {
     "server": frozenset({"settings", "admin", "link"}),
     "agent": frozenset({"id", "control_planes", "address", "ports", "discovery", "fabrics", "engines", "weights_dir"}),
-    "settings": frozenset({"models", "liveness", "nodes", "quotas", "weights", "scaling", "keys", "tracing", "agents"}),
+    "settings": frozenset(
+        {"models", "liveness", "nodes", "quotas", "weights", "scaling", "keys", "tracing", "agents", "doctor"}
+    ),
 }
 
 

@@ -19,6 +19,7 @@ from llmgw.settings.daemon import (
     MOST_WORKERS,
     Address,
     AgentConfig,
+    DoctorRules,
     LinkListener,
     RouterListener,
     ServerConfig,
@@ -43,6 +44,7 @@ _ADAPTER = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,63}(?::[0-9]{1,3})?")
 NODE_ID = re.compile(r"[A-Za-z0-9](?:[A-Za-z0-9._-]{0,62}[A-Za-z0-9])?")
 _TRUST_DOMAIN = re.compile(r"[a-z0-9](?:[a-z0-9._-]{0,253}[a-z0-9])?")
 _ORIGIN = re.compile(r"[a-z][a-z0-9+.-]*://[A-Za-z0-9.\[\]:_-]+")
+_CHECK = re.compile(r"[a-z][a-z0-9-]*(?:\.[a-z0-9-]+)*")
 _LARGEST_BODY = 1024 * 1024 * 1024
 _LARGEST_LIMIT = 2**53
 _LARGEST_DAYS = 36_500
@@ -82,6 +84,7 @@ def settings_faults(settings: Settings) -> Iterator[Rule]:
                 yield ("nodes", name, "taints", index), f"{taint!r} is not a taint", "use letters, digits and . _ -"
     yield from _at(("weights",), _weights(settings.weights))
     yield from _at(("keys",), _keys(settings.keys))
+    yield from _at(("doctor",), _doctor(settings.doctor))
     if settings.tracing is not None:
         yield from _at(("tracing",), _tracing(settings.tracing))
     for model in settings.models:
@@ -115,6 +118,12 @@ def _keys(policy: KeyPolicy) -> Iterator[Rule]:
     if policy.longest_days is not None and not 0 < policy.longest_days <= _LARGEST_DAYS:
         problem = f"expected more than 0 and at most {_LARGEST_DAYS} days, found {policy.longest_days:g}"
         yield ("longest_days",), problem, "leave it out for keys without an end"
+
+
+def _doctor(rules: DoctorRules) -> Iterator[Rule]:
+    for index, name in enumerate(rules.skip):
+        if not _CHECK.fullmatch(name):
+            yield ("skip", index), f"{name!r} is no check, nor how ids of checks begin", "see docs/doctor.md"
 
 
 def _tracing(tracing: Tracing) -> Iterator[Rule]:
@@ -411,6 +420,7 @@ def agent_faults(config: AgentConfig) -> Iterator[Rule]:
     for name in ("interval_s", "timeout_s"):
         if getattr(config.discovery, name) <= 0:
             yield ("discovery", name), f"expected more than 0 seconds, found {getattr(config.discovery, name):g}", ""
+    yield from _at(("doctor",), _doctor(config.doctor))
     if config.weights.reserve_gib < 0:
         yield ("weights", "reserve_gib"), f"expected at least 0, found {config.weights.reserve_gib:g}", ""
     for rule in config.fabrics:

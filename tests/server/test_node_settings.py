@@ -30,8 +30,8 @@ from llmgw.settings.agent_part import NOTHING_SAID, SettingsHeld, SettingsSaid, 
 from llmgw.settings.document import Settings
 from llmgw.settings.load import load_settings
 from llmgw.store.api import NodeRow
-from llmgw.store.rows import from_text, to_text
 from llmgw.store.opening import sqlite_store
+from llmgw.store.rows import from_text, to_text
 from tests.scheduler.clusters import node
 from tests.server.test_control import Plane
 
