@@ -26,6 +26,15 @@ _CHUNK = 256 * 1024
 _DEFAULT_CONFIGS = (Path("server.yaml"), Path("/etc/llmgw/server.yaml"))
 
 
+class Refused(OperatorError):
+    """The control plane answered with an error. ``answer`` is all that it said."""
+
+    def __init__(self, name: str, status: int, answer: Any, said: Mapping[str, str]) -> None:
+        super().__init__(name, said.get("reason", f"answered {status}"), said.get("remedy", ""))
+        self.status = status
+        self.answer = answer
+
+
 @frozen
 class AdminClient:
     """Where the control plane's admin listener is, and the token for it."""
@@ -112,7 +121,7 @@ class AdminClient:
             ) from failed
         if status != 200:
             said = value.get("error", {}) if isinstance(value, dict) else {}
-            raise OperatorError(self._name, said.get("reason", f"answered {status}"), said.get("remedy", ""))
+            raise Refused(self._name, status, value, said)
         return value
 
 

@@ -15,7 +15,7 @@ from llmgw.store.files import read_text
 
 @click.group(name="config")
 def command() -> None:
-    """Check configuration files, and print the schema of the link's messages."""
+    """Check configuration files, and print the keys of the settings and the schema of the link's messages."""
 
 
 @command.command()
@@ -55,6 +55,17 @@ def check(ctx: click.Context, file: Path, kind: str | None, as_json: bool) -> No
         click.echo(json.dumps({"file": str(file), "kind": kind, "ok": True, "faults": []}, indent=2))
     else:
         click.echo(f"{file}: correct ({kind})")
+
+
+@command.command()
+def reference() -> None:
+    """Print every key of the settings: what it means, its type, unit, default and an example.
+
+    docs/reference/settings.md is its output.
+    """
+    from llmgw.settings.reference import render
+
+    click.echo(render(), nl=False)
 
 
 @command.command("link-schema")

@@ -75,7 +75,7 @@ def _show(answer: dict[str, Any], asked: str | None) -> None:
         for line in answer["differences"] or ["the settings do not differ"]:
             click.echo(line)
         click.echo()
-    _moves(answer["steps"])
+    show_moves(answer["steps"])
     concerned = [m for m in answer["models"] if _differs(m) or m["name"] == asked or m["name"] in answer["lacking"]]
     if concerned:
         click.echo()
@@ -102,7 +102,8 @@ def _show(answer: dict[str, Any], asked: str | None) -> None:
     )
 
 
-def _moves(steps: list[dict[str, Any]]) -> None:
+def show_moves(steps: list[dict[str, Any]]) -> None:
+    """What a plan's passes would do, as a table."""
     if not steps:
         click.echo("nothing is placed, stopped or moved")
         return

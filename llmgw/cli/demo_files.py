@@ -195,7 +195,7 @@ def _server_yaml(demo: Demo) -> str:
 # State of this process: store, admin token, router socket. Mode 0700.
 state_dir: {_quoted(demo.server_state)}
 
-# The cluster's settings. Edit it and send SIGHUP to the server to apply it.
+# The cluster's settings as they begin; from then on: llmgw ctl config edit, or edit this file and send SIGHUP.
 settings: {_quoted(demo.folder / "settings.yaml")}
 
 router:

@@ -22,7 +22,7 @@ from llmgw.scheduler.orders import Drained, Order
 from llmgw.scheduler.scale import EngineLoad, Scale, scaled
 from llmgw.scheduler.state import ClusterState, Goal, Node, NodeState, Replica, ShardReport, ShardState
 from llmgw.server.demand import DemandBook
-from llmgw.server.node_settings import SettingsBook, applied, registered
+from llmgw.server.node_settings import NodeSettingsBook, applied, registered
 from llmgw.server.weights_book import WeightsBook, merged, named_weights
 from llmgw.settings.agent_part import NOTHING_SAID, NodeSettings, SettingsSaid, held
 from llmgw.settings.document import NodeRules, Settings
@@ -69,7 +69,7 @@ class Cluster:
         self.id = cluster
         self.epoch = epoch
         self.settings = settings
-        self._settings_book = SettingsBook(settings, settings_revision)
+        self._settings_book = NodeSettingsBook(settings, settings_revision)
         self.started = started
         self._listening = started
         self.stuck = ""
@@ -255,7 +255,7 @@ class Cluster:
     def use_settings(self, settings: Settings, revision: int | None = None) -> None:
         """New settings hold from the next pass on. ``revision`` is theirs; without one that of the ones before."""
         self.settings = settings
-        self._settings_book = SettingsBook(settings, self._settings_book.revision if revision is None else revision)
+        self._settings_book = NodeSettingsBook(settings, self._settings_book.revision if revision is None else revision)
         self._woken()
 
     def node_settings(self, node: str) -> NodeSettings:

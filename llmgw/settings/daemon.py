@@ -74,15 +74,6 @@ class Cors:
     origins: tuple[str, ...] = ()
 
 
-@frozen
-class Tracing:
-    """Where spans of requests go: ``endpoint`` takes OTLP over HTTP. ``share`` of the requests that no caller traces
-    already become spans."""
-
-    endpoint: str
-    share: float = 1.0
-
-
 MOST_WORKERS = 8
 
 
@@ -100,7 +91,6 @@ class RouterListener:
     tls: RouterTls | None = None
     cors: Cors = Cors()
     access_log: bool = False
-    tracing: Tracing | None = None
 
 
 @frozen
@@ -209,6 +199,13 @@ class WeightsConfig:
 
 
 @frozen
+class DoctorRules:
+    """What ``llmgw doctor`` leaves out on a node: ``skip`` are ids of checks, or how ids begin (``port``)."""
+
+    skip: tuple[str, ...] = ()
+
+
+@frozen
 class AgentConfig:
     """``agent.yaml``. ``address`` is where the router reaches this node's engines.
 
@@ -230,6 +227,7 @@ class AgentConfig:
     weights: WeightsConfig = WeightsConfig()
     engines: tuple[EngineInstall, ...] = ()
     log: Log = Log()
+    doctor: DoctorRules = DoctorRules()
 
     @property
     def weights_cache(self) -> str:

@@ -26,6 +26,7 @@ from llmgw.web.identity import Identities, identity_routes
 from llmgw.web.jobs import Jobs, job_routes
 from llmgw.web.keys import Keys, key_routes
 from llmgw.web.operations import Operations, operation_routes
+from llmgw.web.settings import Book, settings_routes
 from llmgw.web.source import Source
 from llmgw.web.why import model_of_adapter, unknown, why_view
 
@@ -78,6 +79,7 @@ def routes(
     history: tuple[History, Path] | None = None,
     doctors: Doctors | None = None,
     operations: Operations | None = None,
+    book: Book | None = None,
 ) -> list[Route]:
     """Every route of the admin listener. With ``history`` comes a folder for what is on its way out."""
 
@@ -186,6 +188,7 @@ def routes(
         *(() if history is None else audit_routes(*history, source.now, guarded)),
         *(() if doctors is None else doctor_routes(doctors, guarded)),
         *(() if operations is None else operation_routes(operations, source, guarded)),
+        *(() if book is None else settings_routes(book, source, guarded)),
     ]
 
 
@@ -198,6 +201,7 @@ def app(
     history: tuple[History, Path] | None = None,
     doctors: Doctors | None = None,
     operations: Operations | None = None,
+    book: Book | None = None,
 ) -> Starlette:
     """The admin side as an ASGI application."""
 
@@ -209,5 +213,5 @@ def app(
         usable = "POST" if "POST" in (headers or {}).get("Allow", "") else "GET"
         return _error(405, f"{request.method} is not possible here", f"use {usable}")
 
-    every = routes(source, token, jobs, people, keys, history, doctors, operations)
+    every = routes(source, token, jobs, people, keys, history, doctors, operations, book)
     return Starlette(routes=every, exception_handlers={404: missing, 405: method})

@@ -15,6 +15,7 @@ from starlette.routing import Route
 
 from llmgw.errors import OperatorError
 from llmgw.settings.convert import strict_converter
+from llmgw.settings.document import KeyPolicy
 from llmgw.settings.keys import ApiKey, KeyTerms, Limits, Period, Spent, period_end, period_start
 from llmgw.settings.usage import DAY_S, UsageRow
 from llmgw.store.keys import KeyEvent
@@ -36,6 +37,9 @@ class Keys(Protocol):
     def rows(self) -> tuple[ApiKey, ...]: ...
 
     def row(self, ident: str) -> ApiKey: ...
+
+    @property
+    def policy(self) -> Callable[[], KeyPolicy]: ...
 
     async def create(self, terms: KeyTerms, by: str) -> tuple[ApiKey, str, bool]: ...
 
@@ -104,6 +108,12 @@ def said(terms: KeyTerms) -> dict[str, Any]:
         "budget_period": limits.budget_period.value,
         "expires": terms.expires,
     }
+
+
+def usual(policy: KeyPolicy) -> dict[str, Any]:
+    """What the body that makes a key says where nobody says it; an explicit ``null`` is no limit."""
+    limits = policy.limits
+    return asdict(limits) | {"budget_period": limits.budget_period.value}
 
 
 def key_view(key: ApiKey, spent: Spent | None, now: float) -> dict[str, Any]:
@@ -187,7 +197,10 @@ def key_routes(keys: Keys, now: Callable[[], float], guarded: Guard) -> list[Rou
         return {"keys": [key_view(key, keys.budget_spent(key), now()) for key in keys.rows()]}
 
     async def create(request: Request) -> Any:
-        made, token, in_force = await keys.create(_structured(await json_of(request), KeyRequest).terms(), _BY)
+        given = await json_of(request)
+        if isinstance(given, dict):
+            given = usual(keys.policy()) | given
+        made, token, in_force = await keys.create(_structured(given, KeyRequest).terms(), _BY)
         return answer(made, in_force, token)
 
     async def one(request: Request) -> Any:

@@ -67,9 +67,7 @@ def answer(asked: Question, settings: Settings, state: ClusterState, now: float)
         after = load_settings(asked.settings, "settings")
         then = with_settings(state, after, now)
         if after.needs_control_plane != settings.needs_control_plane:
-            notes.append(
-                "they turn a router into a control plane or back: llmgw server has to be started anew for them"
-            )
+            notes.append("they turn a router into a control plane or back: llmgw server starts itself anew for them")
     if asked.model is not None:
         static = after.model(asked.model)
         if static is not None and not static.profiles:
