@@ -36,14 +36,3 @@ def agent_in_force(path: Path) -> AgentConfig:
 def agent_config(path: Path) -> AgentConfig:
     """Read ``agent.yaml`` alone."""
     return load_agent(read_text(path), str(path), str(path.resolve().parent))
-
-
-def agent_in_force(path: Path) -> AgentConfig:
-    """``agent.yaml`` beside the settings that its agent keeps: what one that is started now would run on."""
-    from llmgw.agent.kept import KeptFile
-    from llmgw.agent.own_file import OwnFile
-    from llmgw.agent.plan import first_plans
-
-    state_dir = Path(agent_config(path).state_dir)
-    plans, _ = first_plans(OwnFile(path).read(), KeptFile(state_dir).read())
-    return plans[0].config
