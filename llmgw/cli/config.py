@@ -62,9 +62,9 @@ def link_schema() -> None:
 
     docs/link.schema.json is its output, so that a review sees what a change does to the wire.
     """
-    from llmgw.cli.schema import wire_schema
     from llmgw.link.codec import DOWN, JOIN_ANSWERS, JOINING, UP
     from llmgw.link.messages import PROTOCOL
+    from llmgw.web.schema import wire_schema
 
     tables = {"up": UP, "down": DOWN, "joining": JOINING, "joining-answers": JOIN_ANSWERS}
     click.echo(json.dumps(wire_schema("llmgw link", PROTOCOL, tables), indent=2))

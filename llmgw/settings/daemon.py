@@ -104,10 +104,22 @@ class RouterListener:
 
 
 @frozen
+class AdminTls:
+    """The admin listener's identity. With ``ca``, a bundle, certificates from it say who somebody is; the trust domain
+    in them is the link's, or without a link this one."""
+
+    certificate: str
+    key: str
+    ca: str | None = None
+    trust_domain: str = "llmgw.local"
+
+
+@frozen
 class AdminListener:
-    """Where people and ``llmgw ctl`` connect."""
+    """Where people and ``llmgw ctl`` connect: over HTTPS with ``tls``."""
 
     listen: Address = Address("127.0.0.1", 8001)
+    tls: AdminTls | None = None
 
 
 @frozen

@@ -16,6 +16,7 @@ from llmgw.settings.catalog import EngineKind, Model, Profile
 from llmgw.settings.convert import WrongValue, shown, strict_converter
 from llmgw.settings.daemon import (
     Address,
+    AdminTls,
     AgentConfig,
     EngineInstall,
     LinkListener,
@@ -189,6 +190,7 @@ def load_server(text: str, file: str, folder: str) -> ServerConfig:
         config,
         state_dir=resolve(config.state_dir, folder),
         settings=resolve(config.settings, folder),
+        admin=attrs.evolve(config.admin, tls=_admin_tls(config.admin.tls, folder)),
         router=attrs.evolve(config.router, tls=_router_tls(config.router.tls, folder)),
         link=None if config.link is None else _link(config.link, folder),
     )
@@ -209,6 +211,13 @@ def _link(link: LinkListener, folder: str) -> LinkListener:
 
 def _router_tls(files: RouterTls | None, folder: str) -> RouterTls | None:
     return None if files is None else RouterTls(resolve(files.certificate, folder), resolve(files.key, folder))
+
+
+def _admin_tls(files: AdminTls | None, folder: str) -> AdminTls | None:
+    if files is None:
+        return None
+    ca = None if files.ca is None else resolve(files.ca, folder)
+    return attrs.evolve(files, certificate=resolve(files.certificate, folder), key=resolve(files.key, folder), ca=ca)
 
 
 def _tls(files: TlsFiles, folder: str) -> TlsFiles:
