@@ -56,6 +56,14 @@ def check(ctx: click.Context, file: Path, kind: str | None, as_json: bool) -> No
         click.echo(f"{file}: correct ({kind})")
 
 
+@command.command()
+def openapi() -> None:
+    """Print the OpenAPI document of the admin API; docs/openapi.json is its output."""
+    from llmgw.web.openapi import document
+
+    click.echo(json.dumps(document(), indent=2))
+
+
 @command.command("link-schema")
 def link_schema() -> None:
     """Print the JSON schema of every message between agents and control planes.

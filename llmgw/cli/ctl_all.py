@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from llmgw.cli import ctl_identity, ctl_jobs, ctl_node, ctl_replica
+from llmgw.cli import ctl_context, ctl_identity, ctl_jobs, ctl_node, ctl_people, ctl_replica
 from llmgw.cli.ctl import command
 from llmgw.cli.ctl_audit import audit
 
 command.add_command(audit)
 
-__all__ = ["command", "ctl_identity", "ctl_jobs", "ctl_node", "ctl_replica"]
+__all__ = ["command", "ctl_context", "ctl_identity", "ctl_jobs", "ctl_node", "ctl_people", "ctl_replica"]
