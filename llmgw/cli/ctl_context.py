@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from pathlib import Path
 
 import attrs
@@ -69,7 +70,7 @@ def add(
         raise click.UsageError("--certificate and --key belong together")
     if [token_file is not None, token_stdin].count(True) > 1:
         raise click.UsageError("say one of --token-file and --token-stdin")
-    token = click.get_text_stream("stdin").readline().strip() if token_stdin else ""
+    token = sys.stdin.readline().strip() if token_stdin else ""
     named: tuple[Path | None, ...] = (token_file, ca, certificate, key)
     files = ["" if file is None else str(file.resolve()) for file in named]
     if not (token or token_file or certificate):
