@@ -155,8 +155,12 @@ async def test_settings_are_taken_over_proven_and_kept(
     assert (world.kept.trial, world.kept.used) == (GOOD, None)
     await world.proven()
     assert world.kept == Kept(used=GOOD)
+    refused = await world.offer(settings_of({"ports": "1"}, 8))
+    assert refused is not None
+    assert world.kept.refused is not None
     later = evolve(GOOD, revision=9)
     assert await world.offer(later) == yes(later)
+    assert world.kept.refused is None, "they are wanted no more"
     assert (world.kept.used, len(world.lives)) == (later, 2), "the same of a later revision needs no start"
     assert await world.offer(settings_of({"ports": "30000-30010", "weights": {"reserve_gib": 10.0}}, 10)) is not None
     assert len(world.lives) == 2, "what makes no difference needs no start"
@@ -306,6 +310,11 @@ async def test_a_full_disk_takes_nothing_over(
     assert answer is not None
     assert answer.refused.startswith("they cannot be kept on the node's disk: ")
     (world.folder / ".settings.json.new").rmdir()
+    world.write(ports="1")
+    await world.when(lambda: world.kept.file != "")
+    assert world.kept.trial is None, "what could not be kept is not kept later"
+    world.write()
+    await world.when(lambda: world.kept.file == "")
     assert await world.offer(GOOD) is None
 
 
@@ -331,10 +340,11 @@ def test_cancelled_anywhere_what_is_kept_can_be_started_on(tmp_path: Path, strid
                     await trio.sleep(0.001)
 
     async def after() -> None:
+        kept = KeptFile(place).read()
         world = World(place, bad=on(BETTER, OSError("no")), look_s=0.01)
         async with trio.open_nursery() as nursery:
             await world.start(nursery)
-            assert world.lives[-1].port_first in (20000, 30000)
+            assert world.lives[-1].port_first == (20000 if kept.used is None and kept.trial is None else 30000)
             nursery.cancel_scope.cancel()
 
     threads = busy_threads()
