@@ -362,8 +362,9 @@ def server_faults(config: ServerConfig) -> Iterator[Rule]:
 def _database(address: str) -> Iterator[Rule]:
     if not address.startswith(("postgresql://", "postgres://")):
         hint = "postgresql://USER@HOST/DATABASE, or nothing for SQLite in state_dir"
-        yield (), f"{address[:20]!r} is no address of a PostgreSQL database", hint
-    elif re.match(r"[a-z]+://[^/@]*:[^/@]*@", address) or re.search(r"(?i)[?&](ssl)?password=", address):
+        # No more of it is shown: it may have a password in it.
+        yield (), f"{address.partition(':')[0][:20]!r} begins no address of a PostgreSQL database", hint
+    elif re.match(r"[a-z]+://[^@?]*:[^?]*@", address) or re.search(r"(?i)[?&](ssl)?password=", address):
         hint = "name a file with it, 0600: postgresql://USER@HOST/DATABASE?passfile=FILE"
         yield (), "a password must not stand here", hint
 

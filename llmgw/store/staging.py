@@ -19,15 +19,16 @@ def staged(path: Path) -> Iterator[Path]:
     os.close(os.open(new, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600))
     try:
         yield new
-        _sync(new)
+        sync(new)
         new.replace(path)
-        _sync(path.parent)
+        sync(path.parent)
     except BaseException:
         new.unlink(missing_ok=True)
         raise
 
 
-def _sync(path: Path) -> None:
+def sync(path: Path) -> None:
+    """Have a file, or what a folder lists, on the disk. Blocking. Raises :class:`OSError`."""
     handle = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
     try:
         os.fsync(handle)
