@@ -76,7 +76,7 @@ def _session() -> Iterator[tuple[str, m.Message]]:
     commands: tuple[type, ...] = (m.StartShard, m.DrainShard, m.StopShard, m.ForgetShard)
     for kind in commands:
         yield "control plane", evolve(_shard_named(made_up(kind)), command=f"a {kind.__name__}")
-    jobs: tuple[type, ...] = (m.RunJob, m.CancelJob)
+    jobs: tuple[type, ...] = (m.RunJob, m.CancelJob, m.RunDoctor)
     for job in jobs:
         yield "control plane", evolve(made_up(job), command=f"a {job.__name__}", epoch=1)
     special: dict[type, m.Message] = {
@@ -86,7 +86,7 @@ def _session() -> Iterator[tuple[str, m.Message]]:
         m.ShardStatus: m.ShardStatus(evolve(register.shards[0], shard="m-1.0", generation=1)),
     }
     told = {m.Register, m.Welcome, m.Refused, m.NotLeader}
-    told |= {m.StartShard, m.DrainShard, m.StopShard, m.ForgetShard, m.RunJob, m.CancelJob}
+    told |= {m.StartShard, m.DrainShard, m.StopShard, m.ForgetShard, m.RunJob, m.CancelJob, m.RunDoctor}
     tables: tuple[tuple[str, Mapping[str, type]], ...] = (("agent", UP), ("control plane", DOWN))
     for speaker, table in tables:
         for kind in table.values():

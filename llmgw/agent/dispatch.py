@@ -15,6 +15,7 @@ from llmgw.link.messages import (
     CommandResult,
     DrainShard,
     ForgetShard,
+    RunDoctor,
     RunJob,
     ShardCommand,
     StartShard,
@@ -70,8 +71,18 @@ class RunsJobs(Protocol):
         ...
 
 
+class Examines(Protocol):
+    """Who looks at the node; see :class:`llmgw.agent.doctor.Doctor`."""
+
+    def start(self, command: RunDoctor) -> None:
+        """Begin. Raises :class:`OperatorError`."""
+        ...
+
+
 def _subject(command: Command) -> str:
     match command:
+        case RunDoctor():
+            return "the doctor"
         case RunJob(job=job):
             return f"job {job.id}"
         case CancelJob(job=name):
@@ -84,8 +95,14 @@ class Dispatch:
     """Carries commands out. ``inventory`` is asked for the hardware as it is now."""
 
     def __init__(
-        self, shards: Runs, epoch: Epoch, inventory: Callable[[], Inventory], jobs: RunsJobs | None = None
+        self,
+        shards: Runs,
+        epoch: Epoch,
+        inventory: Callable[[], Inventory],
+        jobs: RunsJobs | None = None,
+        doctor: Examines | None = None,
     ) -> None:
+        self._doctor = doctor
         self._shards = shards
         self._jobs = jobs
         self._epoch = epoch
@@ -132,6 +149,10 @@ class Dispatch:
             case CancelJob(job=name, reason=reason):
                 assert self._jobs is not None
                 self._jobs.cancel(name, reason)
+            case RunDoctor():
+                if self._doctor is None:
+                    raise OperatorError("the doctor", "does not come to this agent")
+                self._doctor.start(command)
             case _:
                 await self._shard(command)
 

@@ -15,6 +15,7 @@ import trio
 from llmgw import __version__
 from llmgw.agent import cgroup
 from llmgw.agent.dispatch import Dispatch
+from llmgw.agent.doctor import Doctor
 from llmgw.agent.epoch import Epoch, EpochFile
 from llmgw.agent.hardware import Hardware
 from llmgw.agent.identity import NodeIdentity
@@ -28,6 +29,7 @@ from llmgw.agent.own_file import OwnFile
 from llmgw.agent.session import Link, Outbox
 from llmgw.agent.shards import Shards
 from llmgw.agent.systemd import notify
+from llmgw.agent.tails import Tails
 from llmgw.agent.turnover import Turnover
 from llmgw.agent.weights import Weights
 from llmgw.discovery.weights import hub_cache
@@ -99,7 +101,8 @@ async def _life(
     def inventory() -> Inventory:
         return hardware.inventory
 
-    dispatch = Dispatch(shards, epoch, inventory, jobs)
+    doctor = Doctor(config, outbox.result)
+    dispatch = Dispatch(shards, epoch, inventory, jobs, doctor)
     own = OwnFiles(config.tls, Path(config.state_dir))
     source = random.Random()  # noqa: S311 - jitter, not a secret
     identity = NodeIdentity(config.id, config.trust_domain, own, time.time, source)
@@ -126,6 +129,7 @@ async def _life(
         identity=identity,
         settings=offers,
         stands=LinkFile(Path(config.state_dir)).write,
+        tails=lambda send: Tails(Path(config.state_dir), shards.secret, shards.writes, send),
     )
     try:
         async with trio.open_nursery() as root:
@@ -135,6 +139,7 @@ async def _life(
             found = await hardware.read()
             root.start_soon(hardware.run)
             root.start_soon(weights.run)
+            root.start_soon(doctor.run)
             root.start_soon(link.run)
             log.info(
                 "ready",

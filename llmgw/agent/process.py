@@ -26,12 +26,13 @@ _INHERITED = frozenset(
     {
         "PATH", "HOME", "USER", "LOGNAME", "LANG", "TZ", "TMPDIR", "SHELL",
         "LD_LIBRARY_PATH", "CUDA_HOME", "CUDA_PATH", "CUDA_CACHE_PATH", "TRITON_CACHE_DIR", "XDG_CACHE_HOME",
-        "HF_HOME", "HF_HUB_CACHE", "HF_ENDPOINT", "HF_TOKEN", "HF_TOKEN_PATH",
+        "HF_HOME", "HF_HUB_CACHE", "HF_ENDPOINT",
         "HTTP_PROXY", "HTTPS_PROXY", "NO_PROXY", "http_proxy", "https_proxy", "no_proxy",
         "SSL_CERT_FILE", "SSL_CERT_DIR", "REQUESTS_CA_BUNDLE", "OMP_NUM_THREADS",
     }
 )  # fmt: skip
-"""What an engine gets of the agent's own environment. Not ``NOTIFY_SOCKET``, not ``LISTEN_FDS``, no engine's flags."""
+"""What an engine gets of the agent's own environment. Not ``NOTIFY_SOCKET``, not ``LISTEN_FDS``, no engine's flags, and
+no token: what needs one fetches before the engine starts, and whoever can make an engine run code reads what it has."""
 
 
 @frozen

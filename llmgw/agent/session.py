@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from contextlib import AbstractAsyncContextManager
 
 import trio
@@ -13,6 +13,7 @@ from llmgw.agent.dispatch import Dispatch
 from llmgw.agent.epoch import Epoch
 from llmgw.agent.identity import NodeIdentity
 from llmgw.agent.offers import Offers
+from llmgw.agent.tails import Tails
 from llmgw.agent.weights import Weights
 from llmgw.errors import LlmgwError, OperatorError, PeerError
 from llmgw.hardware.delta import diff
@@ -26,6 +27,7 @@ from llmgw.link.messages import (
     CertificateIssued,
     Command,
     CommandResult,
+    DoctorReport,
     DrainShard,
     EnginesChanged,
     ForgetShard,
@@ -33,18 +35,22 @@ from llmgw.link.messages import (
     Heartbeat,
     HeartbeatSeen,
     JobStatus,
+    LogChunk,
     LookForWeights,
     NotLeader,
     NotUnderstood,
     Refused,
     Register,
     RenewalRefused,
+    RunDoctor,
     RunJob,
     SettingsApplied,
     SettingsChanged,
     ShardStatus,
     StartShard,
     StopShard,
+    StopTail,
+    TailLog,
     TrustBundle,
     Welcome,
 )
@@ -66,6 +72,9 @@ _PATIENCE_S = 15.0
 _COMMANDS_WAITING = 100
 _RESULTS_WAITING = 1000
 """Beyond these nothing more is read: flow control then stops a control plane that does not take its answers."""
+
+MakeTails = Callable[[Callable[[LogChunk], Awaitable[None]]], Tails]
+"""Makes the readers of logs of one session, given what sends a chunk."""
 
 Dial = Callable[[Address], AbstractAsyncContextManager[Session]]
 """Opens the link to a control plane, see :func:`llmgw.link.client.connect`."""
@@ -90,7 +99,7 @@ class LinkState:
 class Taken:
     """What there was to say, reports before results; and whether hardware, engines or weights are others by now."""
 
-    messages: tuple[ShardStatus | JobStatus | CommandResult | NotUnderstood | SettingsApplied, ...]
+    messages: tuple[ShardStatus | JobStatus | CommandResult | DoctorReport | NotUnderstood | SettingsApplied, ...]
     hardware: bool
     engines: bool
     weights: bool
@@ -101,7 +110,7 @@ class Outbox:
 
     def __init__(self) -> None:
         self._reports: dict[tuple[str, int], ShardReport] = {}
-        self._results: list[CommandResult | NotUnderstood] = []
+        self._results: list[CommandResult | DoctorReport | NotUnderstood] = []
         self._jobs: dict[str, JobReport] = {}
         self._engines = False
         self._hardware = False
@@ -125,8 +134,8 @@ class Outbox:
         self._reports[report.shard, report.generation] = report
         self._filled.set()
 
-    def result(self, result: CommandResult | NotUnderstood) -> None:
-        """A command was dealt with."""
+    def result(self, result: CommandResult | DoctorReport | NotUnderstood) -> None:
+        """A command was dealt with, or something came of it."""
         self._results.append(result)
         self._filled.set()
 
@@ -221,6 +230,7 @@ class Link:
         identity: NodeIdentity | None = None,
         settings: Offers | None = None,
         stands: Callable[[LinkState], None] = lambda _: None,
+        tails: MakeTails | None = None,
     ) -> None:
         self._config = config
         self._jobs = jobs
@@ -228,6 +238,7 @@ class Link:
         self._identity = identity
         self._settings = settings
         self._stands = stands
+        self._make_tails = tails
         self._dial = dial
         self._weights = weights
         self._reports = reports
@@ -338,7 +349,7 @@ class Link:
                 self._identity.connected()
                 nursery.start_soon(self._renewing, self._identity, session)
             try:
-                await self._listen(address, session, welcome.heartbeat_s, commands)
+                await self._listen(address, session, welcome.heartbeat_s, commands, nursery)
             except PeerError as gone:
                 ended = gone
             nursery.cancel_scope.cancel(reason="session over")
@@ -375,8 +386,14 @@ class Link:
         return tuple(k for k in EngineKind if k in kinds)
 
     async def _listen(
-        self, address: Address, session: Session, beat_s: float, commands: trio.MemorySendChannel[Command]
+        self,
+        address: Address,
+        session: Session,
+        beat_s: float,
+        commands: trio.MemorySendChannel[Command],
+        nursery: trio.Nursery,
     ) -> None:
+        tails = None if self._make_tails is None else self._make_tails(session.send)
         answered = False  # a control plane of an older version never does
         while True:
             await self._outbox.room()
@@ -387,7 +404,7 @@ class Link:
             match message:
                 case HeartbeatSeen():
                     answered = True
-                case StartShard() | DrainShard() | StopShard() | ForgetShard() | RunJob() | CancelJob():
+                case StartShard() | DrainShard() | StopShard() | ForgetShard() | RunJob() | CancelJob() | RunDoctor():
                     await commands.send(message)
                 case NotLeader():
                     raise self._led_elsewhere(address, message)
@@ -397,6 +414,8 @@ class Link:
                     self._weights.ask(names)
                 case SettingsChanged(settings=settings) if self._settings is not None:
                     self._settings.offered(settings, self._outbox.settings)
+                case TailLog() | StopTail() if tails is not None:
+                    tails.heard(message, nursery)
                 case Unknown(tag=tag):
                     self._outbox.result(NotUnderstood(tag))
                 case NotUnderstood(tag=tag):

@@ -19,6 +19,8 @@ from llmgw.errors import OperatorError, PeerError
 from llmgw.web.auth import TOKEN_FILE, read_token
 
 _TIMEOUT_S = 10.0
+_STREAM_S = 20.0
+"""Of a stream something comes every few seconds."""
 _SAVING_S = 60.0
 _CHUNK = 256 * 1024
 _DEFAULT_CONFIGS = (Path("server.yaml"), Path("/etc/llmgw/server.yaml"))
@@ -63,6 +65,24 @@ class AdminClient:
             with file.open("wb") as out:
                 shutil.copyfileobj(answer, out, _CHUNK)
         return file.stat().st_size
+
+    def lines(self, path: str) -> Iterator[Any]:
+        """The JSON of each line of the answer of ``GET /api/v1/<path>``, as it comes; raises as :meth:`get` does."""
+        address = f"{self.host}:{self.port}"
+        connection = http.client.HTTPConnection(self.host, self.port, timeout=_STREAM_S)
+        try:
+            connection.request("GET", f"/api/v1/{path}", None, {"authorization": f"Bearer {self.token}"})
+            answer = connection.getresponse()
+            if answer.status != 200:
+                said = json.loads(answer.read()).get("error", {})
+                raise OperatorError(f"admin API at {address}", said.get("reason", ""), said.get("remedy", ""))
+            while line := answer.readline():
+                yield json.loads(line)
+        except (OSError, http.client.HTTPException, ValueError) as failed:
+            reason = getattr(failed, "strerror", None) or str(failed) or type(failed).__name__
+            raise PeerError(f"admin API at {address}", f"does not answer: {reason}", "see --admin") from failed
+        finally:
+            connection.close()
 
     def _ask(self, method: str, path: str, body: bytes | None, timeout_s: float) -> Any:
         with self._answer(method, path, body, timeout_s) as answer:

@@ -14,7 +14,7 @@ from llmgw.cli.ctl_plan import plan
 from llmgw.cli.ctl_usage import usage
 from llmgw.cli.ctl_why import why
 from llmgw.cli.explain import scaling_line, short_lines
-from llmgw.cli.terminal import ago, echo_json, table
+from llmgw.cli.terminal import ago, drained_line, echo_json, table
 
 _as_json = click.option("--json", "as_json", is_flag=True, help="The admin API's answer as it is.")
 
@@ -48,7 +48,7 @@ def _devices(node: dict[str, Any]) -> str:
     for device in node["devices"]:
         total_free = classes.setdefault(device["device_class"], [0, 0])
         total_free[0] += 1
-        total_free[1] += node["state"] == "connected" and device["unusable"] is None
+        total_free[1] += node["state"] == "connected" and node["drained"] is None and device["unusable"] is None
     return ", ".join(f"{total} x {name} ({free} free)" for name, (total, free) in classes.items()) or "none"
 
 
@@ -57,6 +57,10 @@ def _settings(held: dict[str, Any]) -> str:
     if held["state"] == "applied":
         return f"{held['applied']} applied"
     return f"{held['wanted']} {held['state']}" + (f", {held['applied']} applied" if held["applied"] else "")
+
+
+def _node_state(node: dict[str, Any]) -> str:
+    return f"{node['state']}, drained" if node["drained"] is not None else str(node["state"])
 
 
 @command.command()
@@ -72,11 +76,22 @@ def nodes(ctx: click.Context, as_json: bool) -> None:
     table(
         ["NODE", "STATE", "SINCE", "DEVICES", "SETTINGS", "WHY", "NEXT"],
         [
-            [n["id"], n["state"], ago(n["since"], now), _devices(n), _settings(n["settings"]), n["reason"], n["next"]]
+            [
+                n["id"],
+                _node_state(n),
+                ago(n["since"], now),
+                _devices(n),
+                _settings(n["settings"]),
+                n["reason"],
+                n["next"],
+            ]
             for n in answer["nodes"]
         ],
         state_column=1,
     )
+    for node in answer["nodes"]:
+        if (drained := node["drained"]) is not None:
+            click.echo(drained_line(node["id"], drained, now))
     for node in answer["nodes"]:
         if reason := node["settings"]["reason"]:
             word = node["settings"]["state"]

@@ -1,4 +1,4 @@
-"""``llmgw ctl token``, ``deny``, ``evict``, and ``identities``: who may be a node."""
+"""``llmgw ctl token``, ``deny`` and ``identities``: who may be a node."""
 
 from __future__ import annotations
 
@@ -89,7 +89,7 @@ def deny() -> None:
     """Keep nodes out, by id, serial number or key, whatever their certificates say.
 
     An open session ends within a second. What runs on the node runs on and is still sent requests: for that there is
-    `llmgw ctl evict`.
+    `llmgw ctl node forget`.
     """
 
 
@@ -138,22 +138,6 @@ def lift(ctx: click.Context, kind: str, value: str) -> None:
     """Let somebody in again."""
     client_of(ctx).post("deny/lift", {"kind": kind, "value": value})
     click.echo(f"lifted: {kind} {value}")
-
-
-@command.command()
-@click.argument("node")
-@click.option("--yes", is_flag=True, help="Do not ask.")
-@click.pass_context
-def evict(ctx: click.Context, node: str, yes: bool) -> None:
-    """Forget a node that is not connected: what ran there is placed elsewhere at once, and the router lets go of it.
-
-    Engines on the node are not stopped; its agent can do that: `llmgw agent stop-engines`. It is no ban: with a
-    certificate that is good the node registers anew.
-    """
-    if not yes:
-        click.confirm(f"forget {node}, and replace what ran there?", abort=True)
-    client_of(ctx).post(f"nodes/{node}/evict", {})
-    click.echo(f"evicted: {node}")
 
 
 @command.command()

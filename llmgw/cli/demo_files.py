@@ -323,6 +323,12 @@ liveness:
   heartbeat_s: 1
   unreachable_s: 3
   lost_s: 8
+
+# What agents are told beside their agent.yaml, all of them and single ones by id. They take it over while engines
+# serve.
+# agents:
+#   default: {{log: {{level: debug}}}}
+#   nodes: {{{NODE}: {{weights: {{reserve_gib: 20}}}}}}
 """
 
 

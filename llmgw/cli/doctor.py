@@ -25,10 +25,6 @@ if TYPE_CHECKING:
     from llmgw.doctor.verdict import Check
     from llmgw.settings.daemon import AgentConfig
 
-TIMEOUT_S = 8.0
-"""The longest that one program is waited for: the whole ends within 20 s."""
-
-_DIAL_S = 3.0
 _PATIENCE_S = 3.0
 _COLOURS = {"fail": "red", "warn": "yellow", "info": "cyan", "unknown": "magenta"}
 
@@ -171,12 +167,13 @@ def _read(path: Path, root: Path | None, *, run_programs: bool) -> Document:
     from llmgw.discovery.machine import FilesOnly, LiveMachine, programs_of
     from llmgw.doctor.document import Document
     from llmgw.doctor.gather import Asker
+    from llmgw.doctor.live import dial, hurried
 
     config = _config(path, root)
     discovery = Discovery() if config is None else config.discovery
     if root is not None:
         discovery = Discovery(root=str(root.resolve()))
-    discovery = evolve(discovery, timeout_s=min(TIMEOUT_S, discovery.timeout_s))
+    discovery = hurried(discovery)
     rules = () if config is None else config.fabrics
     folder = Path(discovery.root)
     machine: Machine
@@ -194,20 +191,8 @@ def _read(path: Path, root: Path | None, *, run_programs: bool) -> Document:
     else:
         machine = FilesOnly(discovery)
     live = root is None and discovery.root == "/"
-    asker = Asker(machine, discovery, config, rules, os.environ if live else {}, _dial if live else None)
+    asker = Asker(machine, discovery, config, rules, os.environ if live else {}, dial if live else None)
     return Document(__version__, False, trio.run(_patiently, asker))
-
-
-async def _dial(host: str, port: int) -> str:
-    """Why an address cannot be reached; empty when it can."""
-    with trio.move_on_after(_DIAL_S):
-        try:
-            stream = await trio.open_tcp_stream(host, port)
-        except OSError as failed:
-            return failed.strerror or str(failed)
-        await trio.aclose_forcefully(stream)
-        return ""
-    return f"no answer within {_DIAL_S:g} s"
 
 
 async def _patiently(asker: Any) -> Facts:

@@ -6,12 +6,9 @@ import os
 from pathlib import Path
 
 from llmgw.agent.kept import KeptFile
-from llmgw.errors import OperatorError
-from llmgw.settings.agent_part import beside
 from llmgw.settings.daemon import AgentConfig, ServerConfig
 from llmgw.settings.load import load_server
 from llmgw.settings.load_agent import load_agent
-from llmgw.settings.yaml import read
 from llmgw.store.files import read_text
 
 
@@ -21,18 +18,21 @@ def server_config(path: Path) -> ServerConfig:
 
 
 def agent_in_force(path: Path) -> AgentConfig:
-    """What an agent with this ``agent.yaml`` runs on: the file, and the settings that it took over."""
+    """``agent.yaml`` beside the settings that its agent keeps: what one that is started now would run on.
+
+    It is the file alone for whoever may not look into the agent's state folder.
+    """
+    from llmgw.agent.own_file import OwnFile
+    from llmgw.agent.plan import first_plans
+
     config = agent_config(path)
     state_dir = Path(config.state_dir)
     if not os.access(state_dir, os.R_OK | os.X_OK):
         return config
-    kept = KeptFile(state_dir).read()
-    try:
-        return beside(read(read_text(path), str(path)), str(path.resolve().parent), kept.used)
-    except OperatorError:
-        return config  # the agent would not use them either
+    plans, _ = first_plans(OwnFile(path).read(), KeptFile(state_dir).read())
+    return plans[0].config
 
 
 def agent_config(path: Path) -> AgentConfig:
-    """Read ``agent.yaml``."""
+    """Read ``agent.yaml`` alone."""
     return load_agent(read_text(path), str(path), str(path.resolve().parent))

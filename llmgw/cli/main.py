@@ -73,7 +73,9 @@ def main() -> None:
         wrong.show()
         sys.exit(wrong.exit_code)
     except LlmgwError as failed:
-        click.echo(f"error: {failed}", err=True)
+        from llmgw.cli.terminal import plain
+
+        click.echo("\n".join(map(plain, f"error: {failed}".split("\n"))), err=True)
         if isinstance(failed, PeerError):
             sys.exit(EXIT_UNREACHABLE)
         sys.exit(EXIT_USAGE if isinstance(failed, OperatorError) else EXIT_FAILED)

@@ -31,13 +31,26 @@ def few(names: Sequence[str]) -> str:
     return ", ".join(names[:3]) + (f" and {len(names) - 3} more" if len(names) > 3 else "")
 
 
+def drained_line(name: str, drained: dict[str, Any], now: float) -> str:
+    """Who drained a node, when and why, and what comes next."""
+    why = f": {drained['reason']}" if drained["reason"] else ""
+    force = " (force)" if drained["force"] else ""
+    return f"{name} was drained{force} by {drained['by']} {ago(drained['at'], now)} ago{why}; {drained['next']}"
+
+
 def echo_json(value: Any) -> None:
     """One JSON document, in the order it was built."""
     click.echo(json.dumps(value, indent=2))
 
 
+def plain(text: str) -> str:
+    """Text that came from elsewhere, with every control character as an escape: it must not steer the terminal."""
+    return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in text)
+
+
 def table(headers: Sequence[str], rows: Sequence[Sequence[str]], *, state_column: int | None = None) -> None:
     """A table; columns are never cut when the output is piped."""
+    rows = [[plain(text) for text in row] for row in rows]
     if not sys.stdout.isatty():
         widths = [max(len(r[i]) for r in (headers, *rows)) for i in range(len(headers))]
         for row in (headers, *rows):

@@ -68,7 +68,7 @@ KNOWN: Sequence[_Known] = (
            "this version does not know the model's architecture {type}{arch}{gguf}", "use a newer engine"),
     # What it was given is not there, or not whole.
     _known("gated", r"GatedRepoError|(?:401|403) Client Error[^\n]{0,200}huggingface|Access to model \S{1,120} is restricted",
-           "the hub refuses these weights: gated, or the token is missing or wrong", "accept the model's terms and give the agent a token (HF_TOKEN)"),
+           "the hub refuses these weights: gated, or the token is missing or wrong", "accept the model's terms, and name a token's file as weights.token_file in agent.yaml"),
     _known("not-cached", r"LocalEntryNotFoundError|outgoing traffic has been disabled",
            "the weights are not in the cache, and it may not fetch them", "fetch them first, or name a path that has them"),
     _known("no-path", r"HFValidationError: Repo id must be in the form[^\n]{0,80}: '(?P<path>/[^'\n]{1,300})'|failed to open GGUF file '(?P<gguf>[^'\n]{1,300})' \(No such file",

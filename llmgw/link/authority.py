@@ -115,7 +115,7 @@ def requested_key(request: str) -> ec.EllipticCurvePublicKey:
     try:
         parsed = x509.load_pem_x509_csr(request.encode())
         valid, key = parsed.is_signature_valid, parsed.public_key()
-    except (ValueError, TypeError, UnsupportedAlgorithm) as cause:
+    except (ValueError, TypeError, UnsupportedAlgorithm, x509.InvalidVersion) as cause:
         raise RequestError(thing, f"cannot be read: {cause}") from cause
     if not isinstance(key, ec.EllipticCurvePublicKey) or not isinstance(key.curve, ec.SECP256R1):
         raise RequestError(thing, "is not for a P-256 key")
@@ -145,7 +145,7 @@ def certificates(data: bytes, thing: str) -> tuple[x509.Certificate, ...]:
     """Every certificate in a PEM file. Raises :class:`OperatorError` about ``thing`` when there is none."""
     try:
         return tuple(x509.load_pem_x509_certificates(data))
-    except ValueError as cause:
+    except (ValueError, x509.InvalidVersion) as cause:
         raise OperatorError(thing, "holds no certificates in PEM form") from cause
 
 

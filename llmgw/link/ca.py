@@ -21,6 +21,7 @@ from cryptography.hazmat.primitives import serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import ExtendedKeyUsageOID
 
+from llmgw import durable
 from llmgw.errors import OperatorError
 from llmgw.link import identity, keyfile
 from llmgw.link.authority import (
@@ -233,7 +234,7 @@ def _make(folder: Path, trust_domain: str, number: int, now: float) -> None:
             keyfile.write_new(staged / f"{name}.key", key_pem(authority.key), 0o600)
             keyfile.write_new(staged / f"{name}.pem", pem(authority.certificate), 0o644)
         os.rename(staged, folder)  # replaces nothing but an empty folder
-        keyfile.sync_folder(folder.parent)
+        durable.sync_folder(folder.parent)
     except OSError as cause:
         shutil.rmtree(staged, ignore_errors=True)
         raise OperatorError(str(folder), f"cannot hold a new CA: {cause.strerror}", "name a new folder") from cause

@@ -25,6 +25,7 @@ from llmgw.link.messages import (
     CancelJob,
     CertificateIssued,
     CommandResult,
+    DoctorReport,
     DrainShard,
     EnginesChanged,
     ForgetShard,
@@ -36,6 +37,7 @@ from llmgw.link.messages import (
     Join,
     Joined,
     JoinMessage,
+    LogChunk,
     LookForWeights,
     Message,
     NotLeader,
@@ -44,6 +46,7 @@ from llmgw.link.messages import (
     Register,
     RenewalRefused,
     RenewCertificate,
+    RunDoctor,
     RunJob,
     ServerMessage,
     SettingsApplied,
@@ -51,6 +54,8 @@ from llmgw.link.messages import (
     ShardStatus,
     StartShard,
     StopShard,
+    StopTail,
+    TailLog,
     TrustBundle,
     WeightsFound,
     Welcome,
@@ -75,6 +80,8 @@ UP: Mapping[str, type[AgentMessage]] = MappingProxyType(
         "identity-held": IdentityHeld,
         "renew-certificate": RenewCertificate,
         "settings-applied": SettingsApplied,
+        "doctor-report": DoctorReport,
+        "log-chunk": LogChunk,
     }
 )
 """What an agent may say."""
@@ -93,10 +100,13 @@ DOWN: Mapping[str, type[ServerMessage]] = MappingProxyType(
         "forget-shard": ForgetShard,
         "run-job": RunJob,
         "cancel-job": CancelJob,
+        "run-doctor": RunDoctor,
         "not-understood": NotUnderstood,
         "trust-bundle": TrustBundle,
         "certificate-issued": CertificateIssued,
         "renewal-refused": RenewalRefused,
+        "tail-log": TailLog,
+        "stop-tail": StopTail,
     }
 )
 """What a control plane may say."""

@@ -158,7 +158,7 @@ def read(certificate: x509.Certificate) -> Certificate:
                     usages = tuple(_USAGES.get(u, u.dotted_string) for u in found)
                 case _:
                     pass
-    except (ValueError, x509.DuplicateExtension, x509.UnsupportedGeneralNameType) as cause:
+    except (ValueError, x509.InvalidVersion, x509.DuplicateExtension, x509.UnsupportedGeneralNameType) as cause:
         fault = f"an extension cannot be read: {cause}"
     try:
         key = key_sha256(certificate.public_key())

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import os
 import stat
-import tempfile
 from pathlib import Path
 
+from llmgw import durable
 from llmgw.errors import OperatorError
 
 
@@ -41,26 +41,16 @@ def write_new(path: Path, data: bytes, mode: int) -> None:
 
     Raises :class:`OperatorError`.
     """
-    staged = None
     try:
-        fd, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
-        staged = Path(name)
-        with os.fdopen(fd, "wb") as file:
-            os.fchmod(fd, mode)
-            file.write(data)
-            file.flush()
-            os.fsync(fd)
-        os.link(staged, path)  # unlike a rename, never replaces
-        sync_folder(path.parent)
+        with durable.staged(path, data, mode, replaces=False) as fresh:
+            os.link(fresh, path)  # unlike a rename, never replaces
+        durable.sync_folder(path.parent)
     except FileExistsError as cause:
         raise OperatorError(
             str(path), "exists already, and keys are never overwritten", "name another folder"
         ) from cause
     except OSError as cause:
         raise OperatorError(str(path), f"cannot be written: {cause.strerror}") from cause
-    finally:
-        if staged is not None:
-            staged.unlink(missing_ok=True)
 
 
 def replace(path: Path, data: bytes, mode: int) -> None:
@@ -68,28 +58,7 @@ def replace(path: Path, data: bytes, mode: int) -> None:
 
     Raises :class:`OperatorError`.
     """
-    staged = None
     try:
-        fd, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
-        staged = Path(name)
-        with os.fdopen(fd, "wb") as file:
-            os.fchmod(fd, mode)
-            file.write(data)
-            file.flush()
-            os.fsync(fd)
-        staged.replace(path)
-        sync_folder(path.parent)
+        durable.replace(path, data, mode)
     except OSError as cause:
         raise OperatorError(str(path), f"cannot be written: {cause.strerror}") from cause
-    finally:
-        if staged is not None:
-            staged.unlink(missing_ok=True)
-
-
-def sync_folder(folder: Path) -> None:
-    """Make new names in ``folder`` survive a power cut."""
-    fd = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
-    try:
-        os.fsync(fd)
-    finally:
-        os.close(fd)

@@ -6,12 +6,14 @@ it ended as is kept.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from enum import StrEnum
 from types import MappingProxyType
 
 from attrs import evolve, field, frozen
 
+from llmgw.errors import OperatorError
 from llmgw.settings.catalog import EngineKind
 
 _NOTHING: Mapping[str, str] = MappingProxyType({})
@@ -78,6 +80,31 @@ class Install:
     def label(self) -> str:
         """The name of its folder."""
         return f"{self.name}-{self.version}"
+
+
+_WORD = re.compile(r"[A-Za-z0-9][A-Za-z0-9._+-]{0,63}")
+_VERSIONS = r"\s*(?:[=<>~!]=|[<>]|===)\s*[A-Za-z0-9.*+!_-]+"
+_PACKAGE = re.compile(rf"[A-Za-z0-9][A-Za-z0-9._-]*(?:\[[A-Za-z0-9._, -]+\])?(?:{_VERSIONS}(?:\s*,{_VERSIONS})*)?")
+"""A package by its name: pip fetches what is named by an address even where it may ask no index."""
+
+
+def check_install(install: Install) -> None:
+    """Raise :class:`OperatorError` unless this can be an engine to install.
+
+    Asked by the control plane before it sends a job, and by the node before it begins one.
+    """
+    if not _WORD.fullmatch(install.name) or not _WORD.fullmatch(install.version):
+        hint = "use letters, digits and . _ + -"
+        raise OperatorError(f"install {install.label!r}", "is no name and version", hint)
+    if bool(install.lock) == bool(install.wheels):
+        raise OperatorError(f"install {install.label}", "needs a lock file or a folder of wheels, and not both")
+    for word in install.packages:
+        if not _PACKAGE.fullmatch(word):
+            hint = "write its name, with extras and versions if need be: vllm[audio]==0.12.0"
+            raise OperatorError(f"install {install.label}", f"{word!r} is not a package", hint)
+    for word in install.command[:1]:
+        if word.startswith(("-", "/")) or ".." in word:
+            raise OperatorError(f"install {install.label}", f"{word!r} is not a program of it")
 
 
 @frozen

@@ -17,6 +17,7 @@ from llmgw.link.messages import (
     CertificateIssued,
     Command,
     CommandResult,
+    DoctorReport,
     EnginesChanged,
     ForgetShard,
     HardwareChanged,
@@ -24,6 +25,7 @@ from llmgw.link.messages import (
     HeartbeatSeen,
     IdentityHeld,
     JobStatus,
+    LogChunk,
     LookForWeights,
     NotUnderstood,
     Refused,
@@ -43,9 +45,11 @@ from llmgw.link.messages import (
 from llmgw.link.session import Session
 from llmgw.server.admission import Presence, admit
 from llmgw.server.cluster import Cluster
+from llmgw.server.doctors import Doctors
 from llmgw.server.enrolment import Granted
 from llmgw.server.identities import Identities
 from llmgw.server.jobs import Jobs
+from llmgw.server.logs import LogReader, Readers
 from llmgw.settings.agent_part import NodeSettings
 from llmgw.store.api import NodeRow, Store
 from llmgw.telemetry.logging import logger
@@ -89,6 +93,10 @@ class _NodeSession:
     hardware: int = 0
     queue: list[ServerMessage] = field(factory=list)
     ready: trio.Event = field(factory=trio.Event)
+    readers: Readers = field(init=False)
+
+    def __attrs_post_init__(self) -> None:
+        self.readers = Readers(self.put)
 
     @property
     def full(self) -> bool:
@@ -130,8 +138,10 @@ class Agents:
         clock: Callable[[], float],
         jobs: Jobs | None = None,
         identities: Identities | None = None,
+        doctors: Doctors | None = None,
     ) -> None:
         self._jobs = jobs
+        self._doctors = doctors
         self._identities = identities
         self._cluster = cluster
         self._store = store
@@ -164,6 +174,13 @@ class Agents:
         """Who may be a node, or what nodes are to trust, has changed: every session is checked and told."""
         for mine in self._sessions.values():
             mine.look.set()
+
+    def read_log(
+        self, node: str, shard: str, generation: int, lines: int, *, follow: bool, previous: bool
+    ) -> LogReader | None:
+        """Read a log on a node; ``None`` without a session."""
+        mine = self._sessions.get(node)
+        return None if mine is None else mine.readers.open(shard, generation, lines, follow=follow, previous=previous)
 
     def connected(self, node: str) -> bool:
         """Whether this node has a session."""
@@ -218,6 +235,7 @@ class Agents:
                     self.dispatch(node, await self._jobs.registered(node, register.jobs))
                 reason = await self._talk(node, mine, told)
             finally:
+                mine.readers.ended(f"the link with {node} ended: {reason}")
                 if self._sessions.get(node) is mine:
                     del self._sessions[node]
                     self._cluster.disconnected(node, reason)
@@ -326,7 +344,11 @@ class Agents:
                         mine.chain, mine.granted = mine.granted.chain, None
                     await self._identities.holds(node, message, mine.chain)
                     mine.look.set()
+                case DoctorReport() if self._doctors is not None:
+                    self._doctors.reported(node, message)
                 case CommandResult():
+                    if self._doctors is not None:
+                        self._doctors.refused(node, message)
                     await self._job_result(mine, message)
                     row = self._result(node, mine, message, now)
                 case SettingsApplied():
@@ -334,8 +356,14 @@ class Agents:
                     row = self._cluster.settings_said(node, message)
                 case NotUnderstood(tag="settings-changed"):
                     row = self._cluster.settings_said(node, None)
+                case LogChunk():
+                    mine.readers.heard(message)
+                case NotUnderstood(tag="tail-log"):
+                    mine.readers.ended(f"the agent of {node} is of a version that cannot send logs; upgrade it")
                 case NotUnderstood(tag=tag):
                     self._log.warning("agent does not understand a message", node=node, tag=tag)
+                    if self._doctors is not None and tag == "run-doctor":
+                        self._doctors.not_understood(node)
                 case Unknown(tag=tag):
                     mine.answer(NotUnderstood(tag))
                 case _:

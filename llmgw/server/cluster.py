@@ -18,10 +18,11 @@ from llmgw.scheduler.explain import Outcome, Unplaced
 from llmgw.scheduler.learn import lesson
 from llmgw.scheduler.liveness import node_state
 from llmgw.scheduler.memory import Learned, absorbed
+from llmgw.scheduler.orders import Drained, Order
 from llmgw.scheduler.scale import EngineLoad, Scale, scaled
 from llmgw.scheduler.state import ClusterState, Goal, Node, NodeState, Replica, ShardReport, ShardState
 from llmgw.server.demand import DemandBook
-from llmgw.server.node_settings import SettingsBook, applied, registered
+from llmgw.server.node_settings import NodeSettingsBook, applied, registered
 from llmgw.server.weights_book import WeightsBook, merged, named_weights
 from llmgw.settings.agent_part import NOTHING_SAID, NodeSettings, SettingsSaid, held
 from llmgw.settings.document import NodeRules, Settings
@@ -62,11 +63,13 @@ class Cluster:
         scales: Mapping[str, Scale] = MappingProxyType({}),
         learned: Iterable[Learned] = (),
         settings_revision: int = 0,
+        drains: Mapping[str, Drained] = MappingProxyType({}),
+        orders: Mapping[str, Order] = MappingProxyType({}),
     ) -> None:
         self.id = cluster
         self.epoch = epoch
         self.settings = settings
-        self._settings_book = SettingsBook(settings, settings_revision)
+        self._settings_book = NodeSettingsBook(settings, settings_revision)
         self.started = started
         self._listening = started
         self.stuck = ""
@@ -75,6 +78,8 @@ class Cluster:
         self.in_flight: Mapping[str, int] | None = None
         self.brake_released = brake_released
         self.scales: Mapping[str, Scale] = scales
+        self.drains = dict(drains)
+        self.orders = dict(orders)
         self._demand = DemandBook(started)
         self.full: Callable[[tuple[str, ...]], None] = lambda _engines: None
         self._weights = WeightsBook()
@@ -85,6 +90,18 @@ class Cluster:
         self._links: dict[str, float] = {}
         self._left: dict[str, str] = {}
         self._seen: dict[str, tuple[NodeState, float]] = {}
+
+    def follow(
+        self,
+        nodes: Iterable[NodeRow],
+        replicas: tuple[Replica, ...],
+        next_serial: int,
+        unplaced: tuple[Unplaced, ...],
+        scales: Mapping[str, Scale],
+    ) -> None:
+        """Become what another control plane wrote down."""
+        self._rows = {row.id: row for row in nodes}
+        self.replicas, self._next_serial, self.unplaced, self.scales = replicas, next_serial, unplaced, scales
 
     def register(self, message: Register, now: float) -> NodeRow:
         """A node said everything about itself; its row is returned to be stored."""
@@ -202,6 +219,7 @@ class Cluster:
         """The node is gone for good: what was placed there is placed elsewhere. Whether it was known."""
         self._left.pop(node, None)
         self._seen.pop(node, None)
+        self.drains.pop(node, None)
         known = self._rows.pop(node, None) is not None
         self._woken()
         return known
@@ -237,7 +255,7 @@ class Cluster:
     def use_settings(self, settings: Settings, revision: int | None = None) -> None:
         """New settings hold from the next pass on. ``revision`` is theirs; without one that of the ones before."""
         self.settings = settings
-        self._settings_book = SettingsBook(settings, self._settings_book.revision if revision is None else revision)
+        self._settings_book = NodeSettingsBook(settings, self._settings_book.revision if revision is None else revision)
         self._woken()
 
     def node_settings(self, node: str) -> NodeSettings:
@@ -273,6 +291,19 @@ class Cluster:
         self.brake_released = silent_since
         self._woken()
 
+    def drain(self, node: str, drained: Drained | None) -> None:
+        """An operator wants a node to be empty, or does not any more."""
+        if drained is None:
+            self.drains.pop(node, None)
+        else:
+            self.drains[node] = drained
+        self._woken()
+
+    def order(self, order: Order) -> None:
+        """An operator wants something done to a replica."""
+        self.orders[order.replica] = order
+        self._woken()
+
     def state(self, now: float) -> ClusterState:
         """One frozen picture of everything."""
         placed = tuple(m for m in self.settings.models if m.profiles)
@@ -290,6 +321,7 @@ class Cluster:
             demands=self._demand.of(placed, self.replicas),
             scales=self.scales,
             learned=tuple(self._learned.values()),
+            orders=dict(self.orders),
         )
 
     def _in_flight(self) -> Mapping[str, int]:
@@ -307,6 +339,9 @@ class Cluster:
         self.replicas = outcome.replicas
         self.unplaced = outcome.unplaced
         self.scales = outcome.scales
+        for order in outcome.over:
+            if self.orders.get(order.replica) == order:
+                del self.orders[order.replica]
         self._next_serial = outcome.next_serial
 
     def changes(self, state: ClusterState) -> tuple[NodeChange, ...]:
@@ -343,17 +378,24 @@ class Cluster:
             looking=self._weights.looking(row.id, now),
             installs=row.installs,
             settings=held(self._settings_book.of(row.id), row.settings),
+            drained=self.drains.get(row.id),
         )
 
 
 async def remembered(
-    store: Store, settings: Settings, started: float, woken: Callable[[], None], settings_revision: int = 0
+    store: Store,
+    settings: Settings,
+    started: float,
+    woken: Callable[[], None],
+    settings_revision: int = 0,
+    epoch: int | None = None,
 ) -> Cluster:
-    """The cluster as the store has it, under a new epoch.
+    """The cluster as the store has it, under a new epoch unless one is given.
 
     The epoch comes first: until it is taken an older control plane may still write.
     """
-    epoch = await store.new_epoch()
+    if epoch is None:
+        epoch = await store.new_epoch()
     replicas, next_serial = await store.replicas()
     return Cluster(
         cluster=await store.cluster(),
@@ -369,4 +411,6 @@ async def remembered(
         scales=await store.scales(),
         learned=await store.learned(),
         settings_revision=settings_revision,
+        drains=await store.drains(),
+        orders=await store.orders(),
     )

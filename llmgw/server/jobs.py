@@ -14,7 +14,7 @@ from attrs import evolve
 from llmgw.errors import OperatorError
 from llmgw.link.messages import CancelJob, JobCommand, RunJob
 from llmgw.scheduler import jobs as rules
-from llmgw.scheduler.jobs import Fetch, Install, JobReport, JobSpec
+from llmgw.scheduler.jobs import Fetch, Install, JobReport, JobSpec, check_install
 from llmgw.settings.document import Settings
 from llmgw.settings.sources import HubSource, allowed, hub_source
 from llmgw.store.api import JobRow, Store
@@ -88,8 +88,7 @@ class Jobs:
 
     async def install(self, node: str, install: Install, by: str) -> JobRow:
         """Have a node install an engine. Raises :class:`OperatorError`."""
-        if bool(install.lock) == bool(install.wheels):
-            raise OperatorError("install", "needs a lock file or a folder of wheels, and not both", "")
+        check_install(install)
         return await self._run(node, JobSpec(self._id(), install=install), by)
 
     async def cancel(self, job: str, by: str, reason: str) -> JobRow:

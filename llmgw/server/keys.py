@@ -36,6 +36,8 @@ from llmgw.telemetry.logging import logger
 
 _IN_FORCE_S = 1.0
 _COLLECT_EVERY_S = 2.0
+_FOLLOW_S = 0.5
+_ADD_UP_EVERY_S = 5.0
 _TEXT_MOST = 128
 _TAGS_MOST = 32
 _MOST = 2**53
@@ -83,6 +85,29 @@ class KeyBook:
         self._changes = list(keys)
         await self._collect()
         await self._add_up([key for key in keys if key.limits.budget])
+
+    async def follow(self) -> None:
+        """Take over what other control planes do to keys, and what is used through them, until cancelled."""
+        added_up = trio.current_time()
+        while True:
+            await trio.sleep(_FOLLOW_S)
+            try:
+                if await self._store.version() != self.version:
+                    await self._reread()
+                if trio.current_time() - added_up > _ADD_UP_EVERY_S:
+                    added_up = trio.current_time()
+                    await self._add_up([key for key in self._changes if key.limits.budget and key.revoked is None])
+            except OperatorError as failed:
+                self._log.warning("keys cannot be read; those that are known go on", error=str(failed))
+
+    async def _reread(self) -> None:
+        async with self._turn:
+            before = self.version
+            version, keys = await self._store.keys()
+            self._keys = {key.id: key for key in keys}
+            self._changes, self.version = list(keys), version
+            await self._add_up([key for key in keys if key.version > before and key.limits.budget])
+            self._router.keys_changed()
 
     async def run(self) -> None:
         """Collect what dead workers leave, until cancelled."""

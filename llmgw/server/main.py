@@ -25,19 +25,26 @@ from llmgw.router.table import Table
 from llmgw.router.workers import RouterWorkers
 from llmgw.server.agents import Agents
 from llmgw.server.cluster import Cluster, remembered
+from llmgw.server.doctors import Doctors
+from llmgw.server.follower import Follower
 from llmgw.server.identities import Identities
 from llmgw.server.identity_admin import IdentityAdmin
 from llmgw.server.jobs import Jobs
 from llmgw.server.keys import KeyBook
+from llmgw.server.leader import Leadership
+from llmgw.server.loads import Loads
+from llmgw.server.operations import Operations
 from llmgw.server.reconcile import Reconciler
 from llmgw.server.registry import table
 from llmgw.server.settings_book import SettingsBook
 from llmgw.server.status import Status
 from llmgw.settings.daemon import ServerConfig
 from llmgw.settings.document import Auth, Settings
-from llmgw.store.folder import held
+from llmgw.store.database import LostLeadError, StoreAwayError
+from llmgw.store.folder import held, instance_of
 from llmgw.store.identity import IdentityStore
-from llmgw.store.opening import sqlite_store
+from llmgw.store.lease import Leader, Leases
+from llmgw.store.opening import store_of
 from llmgw.store.sql import SqlStore
 from llmgw.telemetry.logging import configure, logger
 from llmgw.telemetry.metrics import ControlPlaneMetrics
@@ -47,6 +54,7 @@ from llmgw.web.serve import listen as listen_admin
 from llmgw.web.serve import serve as serve_admin
 
 _KILL_MARGIN_S = 2.0
+_STORE_AGAIN_S = 2.0
 _ANSWER_S = 0.5
 
 
@@ -63,11 +71,21 @@ def run(config: ServerConfig) -> None:
 
 async def _main(config: ServerConfig) -> bool:
     """Whether another control plane is to take this one's place."""
-    with held(Path(config.state_dir), "server"), first_error():
-        async with sqlite_store(Path(config.state_dir) / "llmgw.db") as store:
-            server = Server(config, store, store.identities)
-            await server.run()
-            return server.hands_over
+    folder = Path(config.state_dir)
+    with held(folder, "server"), first_error():
+        while True:
+            try:
+                async with store_of(config.store, folder) as store:
+                    server = Server(config, store, store.identities)
+                    await server.run()
+                    return server.hands_over
+            except LostLeadError as lost:
+                logger("server").error("no longer the leader", reason=str(lost))
+                return True
+            except StoreAwayError as away:
+                # Others use it too: it comes back without us, and so may we. The router's workers go on meanwhile.
+                logger("server").error("the store cannot be used; trying again", error=str(away))
+            await trio.sleep(_STORE_AGAIN_S)
     raise AssertionError("an error that nobody raised")
 
 
@@ -91,12 +109,16 @@ class Server:
         After SIGUSR2 the router's workers are left as they are: ``hands_over`` says so then.
         """
         book = SettingsBook(self._store, Path(self._config.settings), time.time, link=self._config.link is not None)
-        await book.start()
+        leadership = await self._leadership(book)
+        await book.start(records=leadership is None or leadership.leads)
         settings = book.settings
         control_plane = settings.needs_control_plane
         started = time.time()
         metrics = ControlPlaneMetrics()
-        cluster = await remembered(self._store, settings, started, lambda: reconciler.wake(), book.revision)
+        epoch = None if leadership is None else leadership.epoch
+        cluster = await remembered(
+            self._store, settings, started, lambda: reconciler.wake(), book.revision, epoch=epoch
+        )
         router = RouterWorkers(Path(self._config.state_dir), self._config.router, self._config.log)
         keys = KeyBook(
             self._store.keys,
@@ -123,11 +145,17 @@ class Server:
                 lambda node: agents.connected(node),
             )
             await identities.load()
-        agents = Agents(cluster, self._store, time.time, jobs, identities)
+        doctors = Doctors(
+            cluster.epoch, cluster.nodes, cluster.linked, lambda node, commands: agents.dispatch(node, commands)
+        )
+        agents = Agents(cluster, self._store, time.time, jobs, identities, doctors)
         reconciler = Reconciler(cluster, self._store, agents, router.push, time.time, metrics, int(started))
-        status = Status(cluster, self._store, router, metrics, lambda: book.revision, __version__, time.time, keys)
+        status = Status(
+            cluster, self._store, router, metrics, lambda: book.revision, __version__, time.time, keys, leadership
+        )
         listener = listen_admin(self._config.admin.listen)
         token = token_of(Path(self._config.state_dir))
+        loads = Loads(leadership, lambda load: cluster.loaded(load, time.time()))
 
         async with trio.open_nursery() as root:
             await root.start(self._signals)
@@ -135,18 +163,28 @@ class Server:
                 self._route(cluster, router)
             async with trio.open_nursery() as services:
                 # The router starts before the link: an adopted one gets its table from what the store remembers.
-                router.on_load(lambda load: cluster.loaded(load, time.time()))
+                router.on_load(loads.own)
                 await services.start(router.run)
                 people = None if identities is None else IdentityAdmin(identities, cluster, agents, time.time)
-                await services.start(
-                    serve_admin,
-                    app(status, token, jobs, people, keys, (self._store, Path(self._config.state_dir)), book),
-                    listener,
-                )
+                operations = Operations(cluster, self._store, time.time, agents) if control_plane else None
+                history = self._store, Path(self._config.state_dir)
+                admin = app(status, token, jobs, people, keys, history, doctors, operations, book)
+                await services.start(serve_admin, admin, listener)
                 services.start_soon(keys.run)
                 self._warn_if_open(settings)
                 async with trio.open_nursery() as control:
-                    if control_plane:
+                    if leadership is not None:
+                        control.start_soon(keys.follow)
+                        control.start_soon(self._give_way, leadership)
+                        control.start_soon(loads.run)
+                    if leadership is not None and not leadership.leads:
+                        follower = Follower(
+                            self._store, cluster, lambda: leadership.known, router.push, time.time, book.refresh
+                        )
+                        control.start_soon(follower.run)
+                        if self._config.link is not None:
+                            await control.start(serve_link, self._config.link, follower.turn_away)
+                    elif control_plane:
                         assert self._config.link is not None
                         assert identities is not None
                         control.start_soon(identities.run)
@@ -156,20 +194,23 @@ class Server:
                         cluster.listens(time.time())
                         control.start_soon(reconciler.run)
                     book.use = partial(self._use, cluster, router, agents)
-                    control.start_soon(self._reloads, book, identities)
                     control.start_soon(self._start_anew, book)
+                    if leadership is None or leadership.leads:
+                        control.start_soon(self._reloads, book, identities)
                     self._log.info(
                         "ready",
                         version=__version__,
                         cluster=cluster.id,
                         epoch=cluster.epoch,
-                        role="control plane" if control_plane else "router only",
+                        role=_role(leadership, control_plane),
                         router=str(self._config.router.listen),
                         admin=str(self._config.admin.listen),
                         link=str(self._config.link.listen) if control_plane and self._config.link else None,
                     )
                     await self._stopping.wait()
                     control.cancel_scope.cancel(reason=self._signal)
+                if leadership is not None and leadership.leads and not self.hands_over:
+                    await leadership.release()
                 if not self.hands_over:
                     with self._step("router drained"):
                         with trio.move_on_after(self._config.router.drain_s + _KILL_MARGIN_S):
@@ -177,6 +218,37 @@ class Server:
                 services.cancel_scope.cancel(reason=self._signal)
             root.cancel_scope.cancel(reason=self._signal)
         self._log.info("stopped", signal=self._signal)
+
+    async def _leadership(self, book: SettingsBook) -> Leadership | None:
+        """This control plane's part among several, taken up: it leads, or follows. ``None`` where it is alone."""
+        if not self._store.database.shared or self._config.link is None:
+            return None
+        if not (await book.peek()).needs_control_plane:
+            return None
+        link, admin = self._config.link, self._config.admin
+        me = Leader(
+            await trio.to_thread.run_sync(instance_of, Path(self._config.state_dir)),
+            str(link.advertise or link.listen),
+            str(admin.advertise or admin.listen),
+        )
+        leadership = Leadership(Leases(self._store.database), me)
+        if await leadership.take():
+            self._store.lead(leadership.epoch)
+        elif leadership.known is not None:
+            leadership.epoch = leadership.known.epoch
+        return leadership
+
+    async def _give_way(self, leadership: Leadership) -> None:
+        """Begin anew, in the other part, when the lease is lost or free. The router's workers go on meanwhile."""
+        if leadership.leads:
+            self._signal = await leadership.hold()
+            self._log.error("no longer the leader", reason=self._signal)
+        else:
+            await leadership.follow()
+            self._signal = "nobody leads"
+            self._log.warning("nobody leads: standing for it")
+        self.hands_over = True
+        self._stopping.set()
 
     def _route(self, cluster: Cluster, router: RouterWorkers) -> None:
         """Without profiles there is no reconcile pass, and what is routed is what the settings say."""
@@ -240,3 +312,11 @@ class Server:
             self._signal, self.hands_over = "other settings", True
             self._log.info("starting anew", signal=self._signal)
             self._stopping.set()
+
+
+def _role(leadership: Leadership | None, control_plane: bool) -> str:
+    if not control_plane:
+        return "router only"
+    if leadership is None:
+        return "control plane"
+    return "leader" if leadership.leads else "follower"

@@ -45,10 +45,21 @@ class SettingsBook:
         self.anew = trio.Event()
         self.use: Callable[[Settings, int], None] = lambda _settings, _revision: None
 
-    async def start(self) -> None:
-        """Find what holds. Raises :class:`OperatorError`, and nothing is recorded then."""
+    async def peek(self) -> Settings:
+        """The newest settings, or those of the file as long as none are stored. Nothing is recorded."""
         newest = await self._history.settings()
-        if newest is None or _of_file(newest):
+        if newest is None:
+            return await self.read(await trio.to_thread.run_sync(read_text, self._file), str(self._file))
+        return await self.read(newest.text, f"revision {newest.revision} of the settings")
+
+    async def start(self, *, records: bool = True) -> None:
+        """Find what holds. Raises :class:`OperatorError`, and nothing is recorded then, nor without ``records``."""
+        newest = await self._history.settings()
+        if newest is None and not records:
+            self.settings = await self.peek()
+            self._fits_link(self.settings)
+            return
+        if newest is None or (records and _of_file(newest)):
             newest, self.settings = await self._record_file("read at the start")
         else:
             try:
@@ -59,7 +70,8 @@ class SettingsBook:
                     wrong.reason,
                     "run the llmgw that it was made with, and correct it with llmgw ctl config",
                 ) from wrong
-            await self._compare(newest)
+            if records:
+                await self._compare(newest)
         self._fits_link(self.settings)
         self._newest, self.revision = newest, newest.revision
 

@@ -10,6 +10,7 @@ from llmgw.scheduler.explain import Unplaced
 from llmgw.scheduler.state import ClusterState
 from llmgw.server.cluster import Cluster
 from llmgw.server.keys import KeyBook
+from llmgw.server.leader import Leadership
 from llmgw.settings.document import Auth, Settings
 from llmgw.store.api import Store, StoredDecision
 from llmgw.telemetry.metrics import ControlPlaneMetrics
@@ -29,6 +30,7 @@ class Status:
         version: str,
         clock: Callable[[], float],
         keys: KeyBook | None = None,
+        leadership: Leadership | None = None,
     ) -> None:
         self._cluster = cluster
         self._store = store
@@ -37,6 +39,7 @@ class Status:
         self._revision = revision
         self._version = version
         self._keys = keys
+        self._leadership = leadership
         self._clock = clock
 
     def now(self) -> float:
@@ -52,6 +55,8 @@ class Status:
             started=self._cluster.started,
             control_plane=self._cluster.settings.needs_control_plane,
             settings_revision=self._revision(),
+            leads=self._leadership is None or self._leadership.leads,
+            leader="" if self._leadership is None or self._leadership.known is None else self._leadership.known.admin,
         )
 
     def settings(self) -> Settings:

@@ -57,8 +57,8 @@ class Profile:
     over all devices of all groups. ``lora`` names adapters and where they are; clients ask for ``<model>:<name>``.
     ``memory_gib`` is the least device memory that it needs: it stands in for what would be estimated. That counts the
     weights' own files, or ``parameters`` until somebody has them, and room for ``concurrency`` whole contexts; neither
-    is told to the engine. ``allow_args`` names arguments in ``args`` that no table knows and that the operator vouches
-    for.
+    is told to the engine. ``allow_args`` names arguments in ``args`` that the operator vouches for: those that no table
+    knows, and those that run other code or reach other files.
     """
 
     name: str

@@ -95,9 +95,10 @@ class RouterListener:
 
 @frozen
 class AdminListener:
-    """Where people and ``llmgw ctl`` connect."""
+    """Where people and ``llmgw ctl`` connect. ``advertise`` is where others reach it, should that not be ``listen``."""
 
     listen: Address = Address("127.0.0.1", 8001)
+    advertise: Address | None = None
 
 
 @frozen
@@ -119,7 +120,8 @@ class LinkListener:
 
     Without ``issuing`` certificates come from elsewhere: nothing joins and nothing is renewed over the link. With
     ``nodes`` no other node gets in, whatever its certificate says. One address holds at most
-    ``connections_per_address`` connections open.
+    ``connections_per_address`` connections open. ``advertise`` is where agents reach it, should that not be ``listen``:
+    one of several control planes sends them there when it leads.
     """
 
     tls: TlsFiles
@@ -128,6 +130,7 @@ class LinkListener:
     issuing: Issuing | None = None
     nodes: tuple[str, ...] | None = None
     connections_per_address: int = 200
+    advertise: Address | None = None
 
 
 @frozen

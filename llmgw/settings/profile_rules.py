@@ -72,6 +72,29 @@ _OURS: Mapping[EngineKind, tuple[str, ...]] = {
 and in which groups; what lets its clients reach more than the model (tools, code of theirs); and tokens, which every
 user of the node could read there. llama.cpp's presets bring a model and a port of their own."""
 
+_VOUCHED: Mapping[EngineKind, tuple[str, ...]] = {
+    EngineKind.VLLM: (
+        "--worker-cls", "--worker-extension-cls", "--scheduler-cls", "--logits-processors",
+        "--logits-processor-pattern", "--io-processor-plugin", "--reasoning-parser-plugin", "--tool-parser-plugin",
+        "--model-class-overrides",
+        "--log-config-file", "--logging-config", "--kv-transfer-config", "--ec-transfer-config", "--profiler-config",
+        "--allowed-local-media-path", "--mm-encoder-fp8-scale-save-path", "--download-dir",
+    ),
+    EngineKind.SGLANG: (
+        "--custom-weight-loader", "--forward-hooks", "--sidecar", "--sidecar-args", "--msprobe-dump-config",
+        "--delete-ckpt-after-loading", "--debug-tensor-dump-output-folder", "--debug-tensor-dump-inject",
+        "--crash-dump-folder", "--export-metrics-to-file-dir", "--file-storage-path", "--log-requests-target",
+        "--spec-trace-dir", "--modelopt-checkpoint-save-path", "--modelopt-export-path", "--ple-offload-dir",
+        "--download-dir",
+    ),
+    EngineKind.LLAMACPP: (
+        "--log-file", "--log-prompts-dir", "--media-path", "--lookup-cache-dynamic", "-lcd", "--video-ffmpeg-dir",
+        "--hf-repo-draft", "-hfrd", "--spec-draft-hf", "-hfd", "--mmproj-url", "-mmu",
+    ),
+}  # fmt: skip
+"""Flags that run code which is not the engine's, write or delete files, open files to clients, or fetch what
+``weights.sources`` does not know of. They do what they say once the operator vouches for them in ``allow_args``."""
+
 _OUR_ENV_PREFIXES = ("LLMGW_", "LLAMA_", "LD_")
 _OUR_ENV = frozenset(
     {
@@ -114,6 +137,15 @@ def owned_flag(kind: EngineKind, argument: str) -> str | None:
     vLLM and SGLang parse with argparse, which takes any unambiguous beginning of a long flag and, in vLLM's case,
     underscores for dashes and ``--flag.key`` for a key of its value; so every beginning of a flag of ours counts as it.
     """
+    return _one_of(kind, argument, _OURS[kind])
+
+
+def vouched_flag(kind: EngineKind, argument: str) -> str | None:
+    """The flag that this argument would set and that an operator has to vouch for, or ``None``."""
+    return _one_of(kind, argument, _VOUCHED[kind])
+
+
+def _one_of(kind: EngineKind, argument: str, names: Sequence[str]) -> str | None:
     if not argument.startswith("-"):
         return None
     flag = argument.split("=", 1)[0]
@@ -121,14 +153,16 @@ def owned_flag(kind: EngineKind, argument: str) -> str | None:
         flag = "--" + flag[2:].replace("_", "-").lower()
         if kind is EngineKind.VLLM:
             flag = flag.partition(".")[0]
-    for ours in _OURS[kind]:
-        if flag == ours:
-            return ours
-        abbreviates = (
-            kind is not EngineKind.LLAMACPP and len(flag) > 3 and flag.startswith("--") and ours.startswith(flag)
-        )
-        if abbreviates:
-            return ours
+    return _named(kind, flag, names)
+
+
+def _named(kind: EngineKind, flag: str, names: Sequence[str]) -> str | None:
+    """Which of these flags the engine would take this for."""
+    for name in names:
+        if flag == name:
+            return name
+        if kind is not EngineKind.LLAMACPP and len(flag) > 3 and flag.startswith("--") and name.startswith(flag):
+            return name
     return None
 
 
@@ -251,6 +285,9 @@ def arguments(profile: Profile, version: str | None = None) -> Iterator[Rule]:
             yield ("args", index), "contains a line break or NUL", "write one argument an item"
         elif (owned := owned_flag(profile.engine, argument)) is not None:
             yield ("args", index), f"{argument} is llmgw's own ({owned})", "remove it; llmgw sets it"
+        elif (named := vouched_flag(profile.engine, argument)) is not None and named not in profile.allow_args:
+            reason = f"{named} runs other code, reaches other files or fetches more than this model needs"
+            yield ("args", index), reason, f"remove it, or list {named} in allow_args if you vouch for what it does"
     for name in profile.env:
         if not _ENV_NAME.fullmatch(name):
             yield ("env", name), "is not a name of a variable", "use letters, digits and _"

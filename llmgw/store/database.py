@@ -26,6 +26,14 @@ class StoreError(OperatorError):
     """The store cannot be used as it is: which one, what is wrong with it, and what to do."""
 
 
+class StoreAwayError(StoreError):
+    """The database does not answer, and may do so later."""
+
+
+class LostLeadError(StoreError):
+    """A higher epoch was taken: another control plane decides by now."""
+
+
 class Cursor(Protocol):
     """What a statement found."""
 
@@ -57,8 +65,24 @@ class Run(Protocol):
     async def __call__(self, work: Callable[[Connection], _Result]) -> _Result: ...
 
 
+class Tables(Protocol):
+    """What reads and writes tables."""
+
+    @property
+    def read(self) -> Run: ...
+
+    @property
+    def write(self) -> Run: ...
+
+
 class Database(Protocol):
-    """Use as an asynchronous context manager; opening brings the schema up to date."""
+    """Use as an asynchronous context manager; opening brings the schema up to date.
+
+    ``shared`` says whether several control planes can have it open at once.
+    """
+
+    @property
+    def shared(self) -> bool: ...
 
     async def __aenter__(self) -> Self: ...
 
@@ -90,3 +114,37 @@ class Database(Protocol):
         Raises :class:`StoreError`, :class:`OSError` and :class:`sqlite3.Error`.
         """
         ...
+
+
+class Fence:
+    """Writes that are refused once a higher epoch was taken: each looks, in its own transaction.
+
+    Without an ``epoch`` nothing is looked at: so writes what may be written by whoever does not lead.
+    """
+
+    def __init__(self, database: Database) -> None:
+        self._db = database
+        self.epoch: int | None = None
+        self.read = database.read
+
+    async def write(self, work: Callable[[Connection], _Result]) -> _Result:
+        """As :meth:`Database.write`."""
+        ours = self.epoch
+
+        def fenced(connection: Connection) -> _Result:
+            if ours is not None:
+                check_epoch(connection, ours, str(self._db))
+            return work(connection)
+
+        return await self._db.write(fenced)
+
+
+def check_epoch(connection: Connection, ours: int, name: str) -> None:
+    """Raise :class:`StoreError` unless this is the newest epoch."""
+    (epoch,) = connection.execute("SELECT epoch FROM cluster").fetchone()
+    if epoch != ours:
+        raise LostLeadError(
+            name,
+            f"epoch {epoch} was taken since, this control plane has {ours}",
+            "only one control plane decides; stop this one",
+        )

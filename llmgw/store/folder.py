@@ -4,14 +4,18 @@ from __future__ import annotations
 
 import fcntl
 import os
+import secrets
+import socket
 import stat
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+from llmgw.durable import whole
 from llmgw.errors import OperatorError
 
 _LOCK = "lock"
+_INSTANCE = "instance"
 
 
 @contextmanager
@@ -70,3 +74,17 @@ def _prepare(folder: Path) -> None:
             f"belongs to uid {found.st_uid}, this process runs as {os.geteuid()}",
             "chown it, or run as its owner",
         )
+
+
+def instance_of(folder: Path) -> str:
+    """The name of the daemon that has this state folder: its host, and what was drawn once for the folder. Blocking."""
+    path = folder / _INSTANCE
+    try:
+        drawn = path.read_text().strip()
+    except FileNotFoundError:
+        drawn = ""
+    if not drawn:
+        drawn = secrets.token_hex(4)
+        with whole(path) as new:
+            new.write_text(drawn + "\n")
+    return f"{socket.gethostname()}/{drawn}"

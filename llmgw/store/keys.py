@@ -25,6 +25,10 @@ class KeyEvent:
 class KeyStore(Protocol):
     """What the store knows of keys and usage."""
 
+    async def version(self) -> int:
+        """The version of the table of keys: another one after every change."""
+        ...
+
     async def keys(self) -> tuple[int, tuple[ApiKey, ...]]:
         """The version of the table of keys, and every key that ever was, by its last change."""
         ...

@@ -20,7 +20,7 @@ import trio
 
 from llmgw.errors import OperatorError
 from llmgw.store.copying import copy_out
-from llmgw.store.database import Connection, Cursor, StoreError, Values
+from llmgw.store.database import Connection, Cursor, StoreAwayError, StoreError, Values
 from llmgw.store.schema import VERSION, for_postgres, step_to
 
 if TYPE_CHECKING:
@@ -118,6 +118,8 @@ class PostgresDatabase:
     ``backups`` is the folder for what is written before the schema is changed. ``bound_s`` is how long a
     transaction may take in all.
     """
+
+    shared = True
 
     def __init__(self, url: str, backups: Path, bound_s: float = BOUND_S) -> None:
         self._url = url
@@ -261,7 +263,8 @@ class PostgresDatabase:
         elif isinstance(failed, errors.QueryCanceled):
             reason, remedy = f"did not answer within {STATEMENT_S:g} s", "look at what else runs on the database"
         elif isinstance(failed, self._psycopg.OperationalError):
-            reason, remedy = f"cannot be used: {reason}", "check that PostgreSQL runs there, and what store says"
+            reason = f"cannot be used: {reason}".replace(self._url, self._name)
+            return StoreAwayError(self._name, reason, "check that PostgreSQL runs there, and what store says")
         return StoreError(self._name, reason.replace(self._url, self._name), remedy)
 
     def _migrate(self, connection: Connection) -> None:

@@ -187,6 +187,20 @@ STEPS: tuple[str, ...] = (
     CREATE INDEX audit_by_topic ON audit (topic, object, seq);
     CREATE INDEX audit_of_topic ON audit (topic, seq);
     """,
+    """
+    ALTER TABLE cluster ADD COLUMN changes INTEGER NOT NULL DEFAULT 0;
+    CREATE TABLE lease (
+        "only" INTEGER PRIMARY KEY CHECK ("only" = 1),
+        holder TEXT NOT NULL,
+        link TEXT NOT NULL,
+        admin TEXT NOT NULL,
+        epoch INTEGER NOT NULL,
+        expires REAL NOT NULL
+    ) STRICT;
+    CREATE TABLE router_load (instance TEXT PRIMARY KEY, row TEXT NOT NULL, at REAL NOT NULL) STRICT, WITHOUT ROWID;
+    CREATE TABLE node_drain (node TEXT PRIMARY KEY, row TEXT NOT NULL) STRICT, WITHOUT ROWID;
+    CREATE TABLE replica_order (replica TEXT PRIMARY KEY, at REAL NOT NULL, row TEXT NOT NULL) STRICT, WITHOUT ROWID;
+    """,
 )
 """Step n takes the schema from version n to n + 1. A step that was ever released is never changed."""
 

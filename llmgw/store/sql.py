@@ -5,27 +5,30 @@ from __future__ import annotations
 import hashlib
 import secrets
 import sqlite3
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from functools import partial
 from pathlib import Path
 from types import TracebackType
-from typing import Self
+from typing import Self, TypeVar
 
 import trio
 from attrs import astuple
 
 from llmgw.scheduler.explain import Decision, DecisionKind, Unplaced
 from llmgw.scheduler.memory import Learned
+from llmgw.scheduler.orders import Drained, Order, OrderKind
 from llmgw.scheduler.scale import Scale
 from llmgw.scheduler.state import Replica
-from llmgw.store import audit_table, learned
+from llmgw.store import audit_table, learned, wishes
 from llmgw.store.api import SETTINGS_CHANGED, JobRow, NodeRow, PassRecord, SettingsRevision, StaleBase, StoredDecision
 from llmgw.store.audit import Act, AuditRow, Chain
-from llmgw.store.database import ALL, Connection, Database, StoreError
+from llmgw.store.database import ALL, Connection, Database, Fence, StoreError, check_epoch
 from llmgw.store.pass_tables import insert_decisions, insert_unplaced, newest_decisions, unplaced
 from llmgw.store.rows import from_text, to_text
 from llmgw.store.sql_identity import SqlIdentityStore
 from llmgw.store.sql_keys import SqlKeys
+
+_Result = TypeVar("_Result")
 
 _SAVE_JOB = """
     INSERT INTO job VALUES (?, ?, ?, ?)
@@ -43,6 +46,7 @@ class SqlStore:
 
     def __init__(self, database: Database) -> None:
         self._db = database
+        self._fence = Fence(database)
 
     async def __aenter__(self) -> Self:
         await self._db.__aenter__()
@@ -75,12 +79,35 @@ class SqlStore:
     @property
     def identities(self) -> SqlIdentityStore:
         """Who may be a node, in the same database."""
-        return SqlIdentityStore(self._db)
+        return SqlIdentityStore(self._fence)
 
     @property
     def keys(self) -> SqlKeys:
         """API keys and usage, in the same database."""
-        return SqlKeys(self._db)
+        return SqlKeys(self._fence)
+
+    def lead(self, epoch: int | None) -> None:
+        """From now on every write is refused once a higher epoch was taken; ``None`` ends that."""
+        self._fence.epoch = epoch
+
+    async def _write(self, work: Callable[[Connection], _Result]) -> _Result:
+        """Change what others look at: see :meth:`changes`."""
+
+        def noted(connection: Connection) -> _Result:
+            result = work(connection)
+            connection.execute("UPDATE cluster SET changes = changes + 1")
+            return result
+
+        return await self._fence.write(noted)
+
+    async def changes(self) -> int:
+        """A number that is another one whenever nodes, replicas, settings or jobs changed."""
+
+        def work(connection: Connection) -> int:
+            found: int = connection.execute("SELECT changes FROM cluster").fetchone()[0]
+            return found
+
+        return await self._db.read(work)
 
     async def cluster(self) -> str:
         """The cluster's id."""
@@ -98,7 +125,7 @@ class SqlStore:
             taken: int = connection.execute("UPDATE cluster SET epoch = epoch + 1 RETURNING epoch").fetchone()[0]
             return taken
 
-        return await self._db.write(work)
+        return await self._write(work)
 
     async def settings(self) -> SettingsRevision | None:
         """The newest settings."""
@@ -126,7 +153,7 @@ class SqlStore:
             audit_table.record(connection, act)
             return made
 
-        return await self._db.write(work)
+        return await self._write(work)
 
     async def revisions(self, limit: int, before: int | None = None) -> tuple[SettingsRevision, ...]:
         """The newest revisions."""
@@ -149,7 +176,7 @@ class SqlStore:
 
     async def record(self, act: Act) -> AuditRow:
         """Add an act to the audit."""
-        return await self._db.write(lambda connection: audit_table.record(connection, act))
+        return await self._write(lambda connection: audit_table.record(connection, act))
 
     async def audit(self, limit: int, before: int | None = None) -> tuple[AuditRow, ...]:
         """The newest rows of the audit."""
@@ -175,7 +202,7 @@ class SqlStore:
     async def save_node(self, row: NodeRow) -> None:
         """Write a node's row whole."""
         text = to_text(row)
-        await self._db.write(
+        await self._write(
             lambda c: c.execute(
                 "INSERT INTO node VALUES (?, ?, ?) ON CONFLICT (id) DO UPDATE SET row = excluded.row,"
                 " last_heard = excluded.last_heard",
@@ -189,7 +216,7 @@ class SqlStore:
 
     async def save_learned(self, rows: Iterable[Learned]) -> None:
         """Write these."""
-        await self._db.write(lambda connection: learned.write(connection, rows))
+        await self._write(lambda connection: learned.write(connection, rows))
 
     async def jobs(self) -> tuple[JobRow, ...]:
         """The jobs that are remembered."""
@@ -215,7 +242,7 @@ class SqlStore:
             if act is not None:
                 audit_table.record(connection, act)
 
-        await self._db.write(work)
+        await self._write(work)
 
     async def replicas(self) -> tuple[tuple[Replica, ...], int]:
         """The replica rows, and the serial number of the next one."""
@@ -239,24 +266,19 @@ class SqlStore:
             connection.executemany(
                 "INSERT INTO scale VALUES (?, ?)", [(model, to_text(found)) for model, found in record.scales.items()]
             )
+            wishes.drop(connection, record.over)
             connection.execute("DELETE FROM unplaced")
             for item in record.unplaced:
                 insert_unplaced(connection, number, item)
             connection.execute("DELETE FROM pass WHERE id <= ?", (number - _KEPT_PASSES,))
             return number
 
-        return await self._db.write(work)
+        return await self._write(work)
 
     def _begin_pass(self, connection: Connection, ours: int, at: float) -> int:
-        (epoch,) = connection.execute("SELECT epoch FROM cluster").fetchone()
-        if epoch != ours:
-            raise StoreError(
-                str(self._db),
-                f"epoch {epoch} was taken since, this control plane has {ours}",
-                "only one control plane decides; stop this one",
-            )
+        check_epoch(connection, ours, str(self._db))
         number: int = connection.execute(
-            "INSERT INTO pass (epoch, at) VALUES (?, ?) RETURNING id", (epoch, at)
+            "INSERT INTO pass (epoch, at) VALUES (?, ?) RETURNING id", (ours, at)
         ).fetchone()[0]
         return number
 
@@ -291,7 +313,42 @@ class SqlStore:
             audit_table.record(connection, Act(at, by, "brake.release", ", ".join(nodes)))
             return number
 
-        return await self._db.write(work)
+        return await self._write(work)
+
+    async def drains(self) -> dict[str, Drained]:
+        """The nodes that operators want to be empty."""
+        return await self._db.read(wishes.drains)
+
+    async def save_drain(self, epoch: int, node: str, drained: Drained | None, act: Act) -> None:
+        """Drain a node, or do not any more."""
+
+        def work(connection: Connection) -> None:
+            number = self._begin_pass(connection, epoch, act.at)
+            said = str(drained)
+            if drained is None:
+                said = f"no longer drained, says {act.by}{f': {act.reason}' if act.reason else ''}"
+            wishes.put_drain(connection, node, drained)
+            insert_decisions(connection, number, (Decision(DecisionKind.DRAIN, "", "", node, said),))
+            audit_table.record(connection, act)
+
+        await self._write(work)
+
+    async def orders(self) -> dict[str, Order]:
+        """What operators want done to replicas."""
+        return await self._db.read(wishes.orders)
+
+    async def save_order(self, epoch: int, model: str, order: Order, act: Act) -> None:
+        """Remember an order."""
+
+        def work(connection: Connection) -> None:
+            number = self._begin_pass(connection, epoch, act.at)
+            wishes.put_order(connection, order)
+            kind = DecisionKind.RESTART if order.kind is OrderKind.RESTART else DecisionKind.STOP
+            decision = Decision(kind, model, order.replica, "", f"to be {order}")
+            insert_decisions(connection, number, (decision,))
+            audit_table.record(connection, act)
+
+        await self._write(work)
 
     async def unplaced(self) -> tuple[Unplaced, ...]:
         """What had no place in the newest pass."""

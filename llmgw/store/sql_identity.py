@@ -8,7 +8,7 @@ import attrs
 
 from llmgw.store.audit import Act
 from llmgw.store.audit_table import record
-from llmgw.store.database import ALL, Connection, Database
+from llmgw.store.database import ALL, Connection, Tables
 from llmgw.store.identity import OUTSIDE, DenyRow, Event, HeldRow, IssuedRow, TokenRow
 
 _KEPT_EVENTS = 10_000
@@ -34,7 +34,7 @@ _DROP_TOKENS = """
 class SqlIdentityStore:
     """Usable as long as the database is open."""
 
-    def __init__(self, database: Database) -> None:
+    def __init__(self, database: Tables) -> None:
         self._read = database.read
         self._write = database.write
 
@@ -167,6 +167,7 @@ class SqlIdentityStore:
 
         def work(connection: Connection) -> bool:
             gone = connection.execute("DELETE FROM node WHERE id = ?", (node,)).rowcount
+            connection.execute("DELETE FROM node_drain WHERE node = ?", (node,))
             gone += connection.execute("DELETE FROM held WHERE node = ?", (node,)).rowcount
             gone += connection.execute("DELETE FROM issued WHERE node = ?", (node,)).rowcount
             if gone:

@@ -11,7 +11,7 @@ from llmgw.settings.keys import ApiKey
 from llmgw.settings.usage import UsageRow
 from llmgw.store.audit import Act
 from llmgw.store.audit_table import record
-from llmgw.store.database import Connection, Database
+from llmgw.store.database import Connection, Tables
 from llmgw.store.keys import KeyEvent
 from llmgw.store.rows import from_text, to_text
 
@@ -21,8 +21,17 @@ _LEDGER_KEPT_S = 30 * 86400.0
 class SqlKeys:
     """:class:`KeyStore` in the tables of an open database."""
 
-    def __init__(self, database: Database) -> None:
+    def __init__(self, database: Tables) -> None:
         self._db = database
+
+    async def version(self) -> int:
+        """The version of the table."""
+
+        def work(connection: Connection) -> int:
+            found: int = connection.execute("SELECT version FROM api_key_version").fetchone()[0]
+            return found
+
+        return await self._db.read(work)
 
     async def keys(self) -> tuple[int, tuple[ApiKey, ...]]:
         """The version, and every key."""

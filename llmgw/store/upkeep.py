@@ -11,13 +11,13 @@ from pathlib import Path
 
 import trio
 
+from llmgw.durable import sync_folder, whole
 from llmgw.store.copying import copy_in
 from llmgw.store.database import Connection, StoreError
 from llmgw.store.postgres import PostgresDatabase
 from llmgw.store.schema import APPLICATION_ID, VERSION
 from llmgw.store.sql import SqlStore
 from llmgw.store.sqlite import SqliteDatabase, said
-from llmgw.store.staging import staged, sync
 
 EPOCHS = 1000
 """A restored store goes on this much later than it was: agents refuse an epoch below the highest that they saw, and
@@ -90,7 +90,7 @@ async def restore_sqlite(backup: Path, path: Path, stamp: str) -> Path | None:
 
     def copy() -> None:
         looked_at(backup)
-        with staged(new) as copied:
+        with whole(new) as copied:
             shutil.copyfile(backup, copied)
 
     try:
@@ -116,7 +116,7 @@ def _swap(new: Path, path: Path, stamp: str) -> Path | None:
         # At every instant there is a store under its name: a server that found none would begin a new one.
         os.link(path, kept)
     new.replace(path)
-    sync(path.parent)
+    sync_folder(path.parent)
     return kept
 
 

@@ -21,9 +21,11 @@ from llmgw.web import planning, views
 from llmgw.web.audit import History, audit_routes
 from llmgw.web.auth import allowed
 from llmgw.web.bodies import RefusedBody, json_of, named
+from llmgw.web.doctor import Doctors, doctor_routes
 from llmgw.web.identity import Identities, identity_routes
 from llmgw.web.jobs import Jobs, job_routes
 from llmgw.web.keys import Keys, key_routes
+from llmgw.web.operations import Operations, operation_routes
 from llmgw.web.settings import Book, settings_routes
 from llmgw.web.source import Source
 from llmgw.web.why import model_of_adapter, unknown, why_view
@@ -75,6 +77,8 @@ def routes(
     people: Identities | None = None,
     keys: Keys | None = None,
     history: tuple[History, Path] | None = None,
+    doctors: Doctors | None = None,
+    operations: Operations | None = None,
     book: Book | None = None,
 ) -> list[Route]:
     """Every route of the admin listener. With ``history`` comes a folder for what is on its way out."""
@@ -86,6 +90,12 @@ def routes(
             if not allowed(request.headers.get("authorization"), token):
                 return _error(401, "a valid admin token is needed", "send Authorization: Bearer with the token of the "
                               "file admin.token in the server's state folder")  # fmt: skip
+            if request.method == "POST" and not request.url.path.endswith("/plan"):
+                asked = source.identity()
+                if not asked.leads:
+                    return _error(421, "this control plane does not lead, and changes nothing",
+                                  f"ask the one that does, at {asked.leader}" if asked.leader
+                                  else "none does at the moment: try again in a few seconds")  # fmt: skip
             try:
                 found = await answer(request)
             except RefusedBody as refused:
@@ -176,6 +186,8 @@ def routes(
         *(() if people is None else identity_routes(people, source, guarded)),
         *(() if keys is None else key_routes(keys, source.now, guarded)),
         *(() if history is None else audit_routes(*history, source.now, guarded)),
+        *(() if doctors is None else doctor_routes(doctors, guarded)),
+        *(() if operations is None else operation_routes(operations, source, guarded)),
         *(() if book is None else settings_routes(book, source, guarded)),
     ]
 
@@ -187,6 +199,8 @@ def app(
     people: Identities | None = None,
     keys: Keys | None = None,
     history: tuple[History, Path] | None = None,
+    doctors: Doctors | None = None,
+    operations: Operations | None = None,
     book: Book | None = None,
 ) -> Starlette:
     """The admin side as an ASGI application."""
@@ -199,6 +213,5 @@ def app(
         usable = "POST" if "POST" in (headers or {}).get("Allow", "") else "GET"
         return _error(405, f"{request.method} is not possible here", f"use {usable}")
 
-    return Starlette(
-        routes=routes(source, token, jobs, people, keys, history, book), exception_handlers={404: missing, 405: method}
-    )
+    every = routes(source, token, jobs, people, keys, history, doctors, operations, book)
+    return Starlette(routes=every, exception_handlers={404: missing, 405: method})

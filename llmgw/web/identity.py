@@ -1,4 +1,4 @@
-"""The admin API's routes for identities: join tokens, the deny list, which CAs nodes need, events, eviction."""
+"""The admin API's routes for identities: join tokens, the deny list, which CAs nodes need, events, forgotten nodes."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ class Identities(Protocol):
 
     async def denied(self) -> tuple[DenyRow, ...]: ...
 
-    async def evict(self, node: str, by: str) -> None: ...
+    async def forget(self, node: str, by: str) -> None: ...
 
     async def events(self, limit: int) -> tuple[Event, ...]: ...
 
@@ -130,7 +130,7 @@ def _by(request: Request) -> str:
 
 
 def identity_routes(people: Identities, source: Source, guarded: Guard) -> list[Route]:
-    """``tokens``, ``deny``, ``identities``, ``identities/events`` and ``nodes/ID/evict`` under ``/api/v1/``."""
+    """``tokens``, ``deny``, ``identities``, ``identities/events`` and ``nodes/ID/forget`` under ``/api/v1/``."""
 
     async def tokens(_request: Request) -> Any:
         return {"tokens": [token_view(*found) for found in await people.tokens()], "now": source.now()}
@@ -164,10 +164,10 @@ def identity_routes(people: Identities, source: Source, guarded: Guard) -> list[
             "now": source.now(),
         }
 
-    async def evict(request: Request) -> Any:
+    async def forget(request: Request) -> Any:
         node = request.path_params["node"]
-        await people.evict(node, _by(request))
-        return {"evicted": node}
+        await people.forget(node, _by(request))
+        return {"forgotten": node}
 
     async def events(request: Request) -> Any:
         text = request.query_params.get("limit", "50")
@@ -183,7 +183,7 @@ def identity_routes(people: Identities, source: Source, guarded: Guard) -> list[
         ("deny", deny, "POST"),
         ("deny/lift", lift, "POST"),
         ("identities", identities, "GET"),
-        ("nodes/{node}/evict", evict, "POST"),
+        ("nodes/{node}/forget", forget, "POST"),
         ("identities/events", events, "GET"),
     )
     return [Route(f"/api/v1/{path}", guarded(answer), methods=[method]) for path, answer, method in routes]

@@ -43,7 +43,7 @@ class RouterStatus:
 
 @frozen
 class Identity:
-    """Which control plane answers."""
+    """Which control plane answers. ``leader`` is the admin API of the one that leads, where that is another."""
 
     version: str
     cluster: str
@@ -51,6 +51,8 @@ class Identity:
     started: float
     control_plane: bool
     settings_revision: int
+    leads: bool = True
+    leader: str = ""
 
 
 class Source(Protocol):

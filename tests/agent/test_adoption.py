@@ -126,11 +126,13 @@ async def test_an_engine_that_was_ended_for_a_reason_keeps_it_though_its_agent_d
 
 async def test_nothing_is_told_to_end_before_that_is_written_down(folder: Path) -> None:
     """Else the next agent would take the end for one that nobody asked for."""
-    engine = "trap 'cp record.json seen; exit 0' TERM; sleep 3600 & wait"
+    engine = "trap 'cp record.json seen; exit 0' TERM; : > armed; sleep 3600 & wait"
     async with running(config(folder, ("/bin/sh", "-c", engine))) as node:
         await node.shards.start(start(), INVENTORY)
-        await trio.sleep(0.2)
         known = node.get()
+        with trio.fail_after(10):
+            while not (known.folder / "armed").exists():
+                await trio.sleep(0.01)
         before = known.record
         known.stop("enough", 60)
         known.written(before)  # its writing was under way

@@ -217,6 +217,20 @@ class Willing:
     def cancel(self, job: str, reason: str) -> None:
         self.told.append("cancel")
 
+    @property
+    def doctor(self) -> Examined:
+        return Examined(self.told)
+
+
+class Examined:
+    """A doctor that finds nothing."""
+
+    def __init__(self, told: list[str]) -> None:
+        self._told = told
+
+    def start(self, command: object) -> None:
+        self._told.append(type(command).__name__)
+
 
 async def say(session: Session, payload: bytes) -> None:
     """Send it as it was sent then."""
@@ -231,7 +245,13 @@ async def test_the_agent_understands_every_control_plane_that_there_was(
 ) -> None:
     rig = Rig(nursery, Address("a", 1))
     willing = Willing()
-    rig.link._dispatch = Dispatch(willing, rig.link._epoch, rig.link._inventory, willing)  # type: ignore[arg-type]
+    rig.link._dispatch = Dispatch(
+        willing,
+        rig.link._epoch,
+        rig.link._inventory,
+        willing,
+        willing.doctor,  # type: ignore[arg-type]
+    )
     said: list[object] = []
     down = of(lines, "a session", "control plane")
 
@@ -262,7 +282,7 @@ async def test_the_agent_understands_every_control_plane_that_there_was(
     assert [r.command for r in results] == [c.command for c in commands]  # type: ignore[union-attr]
     assert all(r.accepted for r in results)
     assert not [message for message in said if isinstance(message, NotUnderstood)]
-    assert willing.told == ["StartShard", "JobSpec", "cancel"]
+    assert willing.told == ["StartShard", "JobSpec", "cancel", "RunDoctor"]
 
 
 async def test_the_control_plane_understands_every_agent_that_there_was(

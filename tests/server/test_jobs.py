@@ -91,6 +91,15 @@ async def test_a_refusal_is_a_failure_and_a_lock_files_text_is_kept_only_while_i
         plane = Plane(store)
         with pytest.raises(OperatorError, match="needs a lock file or a folder of wheels"):
             await plane.jobs.install("n1", evolve(install, wheels="/w"), "me")
+        for wrong in (
+            {"version": "../../x"},
+            {"name": "a/b"},
+            {"packages": ("https://h/x.whl",)},
+            {"command": ("/bin/sh",)},
+        ):
+            with pytest.raises(OperatorError, match=r"is no name and version|is not a p"):
+                await plane.jobs.install("n1", evolve(install, **wrong), "me")
+        assert plane.jobs.rows() == ()
         row = await plane.jobs.install("n1", install, "me")
         await plane.jobs.refused(row.report.id, "no room", "make some")
         assert plane.jobs.row(row.report.id).report.state is JobState.FAILED

@@ -217,6 +217,27 @@ def test_arguments_that_no_engine_understands(profile: dict[str, Any], said: str
     assert any(said in fault for fault in faults(with_profile(**profile)))
 
 
+@pytest.mark.parametrize(
+    ("engine", "args", "flag"),
+    [
+        ("vllm", ["--worker-cls", "mine.Worker"], "--worker-cls"),
+        ("vllm", ["--worker_extension_cls=mine.Worker"], "--worker-extension-cls"),
+        ("vllm", ["--kv-transfer-config.kv_connector_module_path", "mine"], "--kv-transfer-config"),
+        ("vllm", ["--allowed-local-media-path", "/"], "--allowed-local-media-path"),
+        ("vllm", ["--download-dir", "/etc"], "--download-dir"),
+        ("sglang", ["--forward-hooks", "[]"], "--forward-hooks"),
+        ("sglang", ["--delete-ckpt-after-loading"], "--delete-ckpt-after-loading"),
+        ("llamacpp", ["--log-file", "/etc/passwd"], "--log-file"),
+        ("llamacpp", ["--mmproj-url", "http://h/x"], "--mmproj-url"),
+    ],
+)
+def test_what_runs_code_or_reaches_files_needs_a_word(engine: str, args: list[str], flag: str) -> None:
+    (said,) = faults(with_profile(engine=engine, args=args))
+    assert f"args[0]: {flag} runs other code, reaches other files or fetches more" in said
+    assert f"list {flag} in allow_args" in said
+    assert load_settings(with_profile(engine=engine, args=args, allow_args=[flag]))
+
+
 def test_an_argument_that_the_operator_vouches_for() -> None:
     assert load_settings(with_profile(args=["--brand-new", "1", "2", "--seed", "7"], allow_args=["--brand-new"]))
 

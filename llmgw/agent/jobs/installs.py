@@ -8,7 +8,6 @@ folder itself, so what runs keeps the install that it was started from.
 from __future__ import annotations
 
 import os
-import re
 import shutil
 from collections.abc import Mapping
 from pathlib import Path
@@ -20,16 +19,12 @@ from attrs import frozen
 from llmgw.agent import records
 from llmgw.agent.jobs.install_child import DONE, InstallTask
 from llmgw.errors import OperatorError
-from llmgw.scheduler.jobs import Install, Installed
+from llmgw.scheduler.jobs import Install, Installed, check_install
 from llmgw.settings.catalog import EngineKind
 from llmgw.settings.convert import strict_converter
 from llmgw.settings.daemon import AgentConfig, EngineInstall
 from llmgw.store.files import write_private
 
-_WORD = re.compile(r"[A-Za-z0-9][A-Za-z0-9._+-]{0,63}")
-_VERSIONS = r"\s*(?:[=<>~!]=|[<>]|===)\s*[A-Za-z0-9.*+!_-]+"
-_PACKAGE = re.compile(rf"[A-Za-z0-9][A-Za-z0-9._-]*(?:\[[A-Za-z0-9._, -]+\])?(?:{_VERSIONS}(?:\s*,{_VERSIONS})*)?")
-"""A package by its name: pip fetches what is named by an address even where it may ask no index."""
 _CURRENT = "current"
 _COMMANDS: Mapping[EngineKind, tuple[str, ...]] = {
     EngineKind.VLLM: ("bin/vllm", "serve"),
@@ -91,18 +86,7 @@ class Installs:
 
     def task(self, install: Install) -> InstallTask:
         """What the installing process is told. Raises :class:`OperatorError`."""
-        if not _WORD.fullmatch(install.name) or not _WORD.fullmatch(install.version):
-            hint = "use letters, digits and . _ + -"
-            raise OperatorError(f"install {install.label!r}", "is no name and version", hint)
-        if bool(install.lock) == bool(install.wheels):
-            raise OperatorError(f"install {install.label}", "needs a lock file or a folder of wheels, and not both")
-        for word in install.packages:
-            if not _PACKAGE.fullmatch(word):
-                hint = "write its name, with extras and versions if need be: vllm[audio]==0.12.0"
-                raise OperatorError(f"install {install.label}", f"{word!r} is not a package", hint)
-        for word in install.command[:1]:
-            if word.startswith(("-", "/")) or ".." in word:
-                raise OperatorError(f"install {install.label}", f"{word!r} is not a program of it")
+        check_install(install)
         command = install.command or _COMMANDS[install.engine]
         verify: tuple[str, ...] = (command[0], "--version")
         if install.engine is EngineKind.SGLANG and not install.command:

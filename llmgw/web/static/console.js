@@ -102,7 +102,9 @@ async function show() {
     cell(r.reason), cell(ago(r.since, now)), cell(r.next),
   ]));
   fill("nodes", nodes.nodes.map((n) => [
-    cell(n.id), state(n.state), cell(devices(n)), cell(n.reason), cell(ago(n.since, now)), cell(n.next),
+    cell(n.id), state(n.drained ? `${n.state}, drained` : n.state), cell(devices(n)),
+    cell(n.drained ? `${n.reason}; drained by ${n.drained.by}${n.drained.reason ? `: ${n.drained.reason}` : ""}` : n.reason),
+    cell(ago(n.drained ? n.drained.at : n.since, now)), cell(n.next || n.drained?.next),
   ]));
   fill("decisions", decisions.decisions.map((d) => [
     cell(new Date(d.at * 1000).toLocaleTimeString()), cell(d.kind), cell(d.replica || d.model),

@@ -1,0 +1,14 @@
+from __future__ import annotations
+
+import pytest
+
+from llmgw.cli.terminal import plain, table
+
+
+def test_what_others_wrote_does_not_steer_the_terminal(capsys: pytest.CaptureFixture[str]) -> None:
+    table(["node", "reason"], [["n1", "\x1b[2J\x1b]0;owned\x07 fine\r\nn2  ready \u202e\x9b31m"]])
+    out = capsys.readouterr().out
+    assert all(c.isprintable() for c in out.replace("\n", ""))
+    assert out.count("\n") == 2
+    assert "\\x1b[2J" in out
+    assert plain("Größe 4 GiB – 東京") == "Größe 4 GiB – 東京"

@@ -1,0 +1,299 @@
+"""Two control planes on one PostgreSQL: one leads, both route, and neither engines nor traffic notice who it is."""
+
+from __future__ import annotations
+
+import http.client
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import openai
+import pytest
+from attrs import define, field
+
+from llmgw.cli.admin_client import AdminClient
+from llmgw.cli.demo_files import free_ports
+from llmgw.cli.demo_run import survivors
+from llmgw.errors import OperatorError, PeerError
+from llmgw.web.auth import TOKEN_FILE, read_token
+from tests.e2e.conftest import Stream, System
+from tests.e2e.test_operators import llmgw
+from tests.store.postgresql import Postgresql, running
+
+pytestmark = pytest.mark.e2e
+
+
+@define
+class Plane:
+    """One of the control planes."""
+
+    folder: Path
+    router: int
+    admin: int
+    link: int
+    process: subprocess.Popen[bytes] | None = None
+    log: Path = field(init=False)
+
+    def __attrs_post_init__(self) -> None:
+        self.log = self.folder / "log"
+
+    @property
+    def yaml(self) -> Path:
+        return self.folder / "server.yaml"
+
+    def start(self) -> None:
+        with self.log.open("ab") as log:
+            self.process = subprocess.Popen(
+                [sys.executable, "-m", "llmgw", "server", "--config", str(self.yaml)],
+                stdin=subprocess.DEVNULL, stdout=log, stderr=log, start_new_session=True,
+            )  # fmt: skip
+
+    def status(self) -> dict[str, Any] | None:
+        try:
+            client = AdminClient("127.0.0.1", self.admin, read_token(self.folder / "state" / TOKEN_FILE))
+            answer: dict[str, Any] = client.get("status", 1.0)
+            return answer
+        except (OperatorError, PeerError):
+            return None
+
+    @property
+    def leads(self) -> bool:
+        said = self.status()
+        return said is not None and said["leads"]
+
+    @property
+    def follows(self) -> bool:
+        said = self.status()
+        return said is not None and not said["leads"]
+
+    def ask(self) -> str:
+        client = openai.OpenAI(base_url=f"http://127.0.0.1:{self.router}/v1", api_key="none", max_retries=0, timeout=5)
+        answer = client.chat.completions.create(
+            model="demo-small", messages=[{"role": "user", "content": "Hello"}], max_tokens=4
+        )
+        return answer.choices[0].message.content or ""
+
+    @property
+    def routes(self) -> bool:
+        try:
+            return bool(self.ask())
+        except openai.APIError:
+            return False
+
+    def stream(self, tokens: int) -> Stream:
+        client = openai.OpenAI(base_url=f"http://127.0.0.1:{self.router}/v1", api_key="none", max_retries=0)
+        return Stream(client, "demo-small", tokens).start()
+
+    def signal(self, number: int) -> None:
+        assert self.process is not None
+        self.process.send_signal(number)
+
+    def kill(self) -> None:
+        assert self.process is not None
+        self.process.kill()
+        self.process.wait()
+        self.process = None
+
+    def end(self) -> float:
+        assert self.process is not None
+        began = time.monotonic()
+        self.process.terminate()
+        assert self.process.wait(10) == 0
+        self.process = None
+        return time.monotonic() - began
+
+
+@pytest.fixture(scope="module")
+def server() -> Iterator[Postgresql]:
+    with running() as found:
+        yield found
+
+
+@pytest.fixture
+def planes(prepared: System, server: Postgresql) -> Iterator[tuple[System, Plane, Plane]]:
+    """Two control planes and a node with two replicas; the first one was there first."""
+    demo = prepared.demo
+    address = server.database()
+    text = demo.server_yaml.read_text()
+    made = []
+    for name in ("one", "two"):
+        folder = demo.folder / name
+        folder.mkdir()
+        router, admin, link = free_ports(3)
+        mine = text
+        for before, after in (
+            (str(demo.server_state), str(folder / "state")),
+            (f":{demo.router_port}", f":{router}"), (f":{demo.admin_port}", f":{admin}"),
+            (f":{demo.link_port}", f":{link}"),
+        ):  # fmt: skip
+            mine = mine.replace(before, after)
+        (folder / "server.yaml").write_text(f"{mine}\nstore: {json.dumps(address)}\n")
+        made.append(Plane(folder, router, admin, link))
+    one, two = made
+    agent = demo.agent_yaml.read_text()
+    demo.agent_yaml.write_text(
+        agent.replace(f"  - 127.0.0.1:{demo.link_port}", f"  - 127.0.0.1:{two.link}\n  - 127.0.0.1:{one.link}")
+    )
+    try:
+        one.start()
+        until(made, "the first to lead", lambda: one.leads)
+        two.start()
+        until(made, "the second to follow", lambda: two.follows)
+        prepared.run.start_agent()
+        until(made, "every replica", lambda: ready(one), 40)
+        yield prepared, one, two
+    finally:
+        if prepared.run.agent is not None:
+            prepared.run.agent.terminate()
+            prepared.run.agent.wait(5)
+            prepared.run.agent = None
+        llmgw("agent", "--config", str(demo.agent_yaml), "stop-engines", "--yes")
+        for plane in made:
+            if plane.process is not None:
+                plane.signal(signal.SIGCONT)
+                plane.process.terminate()
+                try:
+                    plane.process.wait(10)
+                except subprocess.TimeoutExpired:
+                    plane.kill()
+        for pid, _ in survivors(demo.folder):
+            os.kill(pid, signal.SIGKILL)
+
+
+def ready(plane: Plane) -> bool:
+    said = plane.status()
+    return said is not None and bool(said["models"]) and all(m["ready"] == m["wanted"] for m in said["models"])
+
+
+def until(planes: list[Plane], what: str, done: Any, seconds: float = 20.0) -> float:
+    began = time.monotonic()
+    while not done():
+        if time.monotonic() - began > seconds:
+            logs = "\n---\n".join(p.log.read_text(errors="replace")[-3000:] if p.log.exists() else "" for p in planes)
+            raise AssertionError(f"waited {seconds} s for {what}\n{logs}")
+        time.sleep(0.05)
+    return time.monotonic() - began
+
+
+def pids(plane: Plane) -> dict[str, int]:
+    client = AdminClient("127.0.0.1", plane.admin, read_token(plane.folder / "state" / TOKEN_FILE))
+    return {r["id"]: r["pid"] for r in client.get("replicas")["replicas"]}
+
+
+def test_both_route_one_leads_and_the_other_takes_over(planes: tuple[System, Plane, Plane]) -> None:
+    _, one, two = planes
+    both = [one, two]
+    until(both, "both to route", lambda: ready(two) and one.routes and two.routes)
+    before = pids(one)
+    assert all(before.values())
+
+    # Writes are answered with the leader; readings are not.
+    said = two.status()
+    assert said is not None
+    assert said["leader"] == f"127.0.0.1:{one.admin}"
+    refused = llmgw("ctl", "--config", str(two.yaml), "keys", "create", "--name", "k")
+    assert refused.returncode == 2
+    assert f"ask the one that does, at 127.0.0.1:{one.admin}" in refused.stderr
+    assert "demo-node" in llmgw("ctl", "--config", str(two.yaml), "nodes").stdout
+
+    # A stop hands over at once; streams through either router go on where they can.
+    whole = two.stream(150).result()
+    stream = two.stream(150)
+    one.end()
+    took = until([two], "the second to lead", lambda: two.leads)
+    assert took < 10, "the lease was released"
+    assert stream.result() == whole
+    until([two], "the agent to be back", lambda: ready(two))
+    assert pids(two) == before, "no engine noticed"
+
+    # What is killed lets go when its lease runs out.
+    one.start()
+    until(both, "the first to follow, and to route", lambda: one.follows and one.routes)
+    stream = one.stream(900)
+    two.kill()
+    until([one], "the first to lead", lambda: one.leads, 25)
+    until([one], "the agent to be back", lambda: ready(one), 30)
+    assert stream.result()
+    assert pids(one) == before
+
+
+def test_a_leader_that_was_stopped_writes_and_commands_nothing_any_more(planes: tuple[System, Plane, Plane]) -> None:
+    _, one, two = planes
+    both = [one, two]
+    before = pids(one)
+    one.signal(signal.SIGSTOP)
+    until([two], "the second to lead", lambda: two.leads, 25)
+    until([two], "the agent to be back", lambda: ready(two), 40)
+    epoch = (two.status() or {})["epoch"]
+    one.signal(signal.SIGCONT)
+    until(both, "the first to follow", lambda: one.follows, 30)
+    assert two.leads
+    assert (two.status() or {})["epoch"] == epoch
+    assert pids(two) == before
+    until(both, "both to route", lambda: ready(two) and one.routes and two.routes)
+
+
+def test_the_database_goes_away_and_comes_back(planes: tuple[System, Plane, Plane], server: Postgresql) -> None:
+    _, one, two = planes
+    both = [one, two]
+    until(both, "both to route", lambda: one.routes and two.routes)
+    before = pids(one)
+    server.stop()
+    for plane in both:
+        assert plane.ask(), "inference goes on"
+    time.sleep(1)
+    server.start()
+    until(both, "one to lead", lambda: one.leads != two.leads and (one.follows or two.follows), 40)
+    leader = one if one.leads else two
+    until(both, "the agent", lambda: ready(leader), 40)
+    assert pids(leader) == before
+    connection = http.client.HTTPConnection("127.0.0.1", leader.admin, timeout=5)
+    connection.request("GET", "/readyz")
+    assert connection.getresponse().status == 200
+    connection.close()
+
+
+@pytest.mark.soak
+def test_leaders_that_hang_follow_one_another_fifty_times(planes: tuple[System, Plane, Plane]) -> None:
+    _, one, two = planes
+    both = [one, two]
+    before = pids(one)
+    epoch = 1
+    for _ in range(50):
+        leader, other = (one, two) if one.leads else (two, one)
+        leader.signal(signal.SIGSTOP)
+        until([other], "the other to lead", lambda other=other: other.leads, 25)
+        time.sleep(45 - 15)  # three leases in all
+        leader.signal(signal.SIGCONT)
+        until(both, "it to follow", lambda leader=leader: leader.follows, 30)
+        until(both, "the agent", lambda other=other: ready(other), 30)
+        now = (other.status() or {})["epoch"]
+        assert now > epoch
+        epoch = now
+        assert pids(other) == before
+        assert one.routes
+        assert two.routes
+
+
+@pytest.mark.soak
+def test_the_database_is_away_for_longer_than_a_lease(planes: tuple[System, Plane, Plane], server: Postgresql) -> None:
+    _, one, two = planes
+    both = [one, two]
+    until(both, "both to route", lambda: one.routes and two.routes)
+    before = pids(one)
+    server.stop()
+    for _ in range(20):
+        time.sleep(1)
+        assert one.routes
+        assert two.routes
+    server.start()
+    until(both, "one to lead", lambda: one.leads != two.leads and (one.follows or two.follows), 60)
+    leader = one if one.leads else two
+    until(both, "the agent", lambda: ready(leader), 60)
+    assert pids(leader) == before
