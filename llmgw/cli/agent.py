@@ -91,7 +91,7 @@ def inventory(
     Exit code 1 when GPUs were meant to be read and could not be.
     """
     if schema:
-        from llmgw.cli.schema import json_schema
+        from llmgw.web.schema import json_schema
 
         click.echo(json.dumps(json_schema(Inventory), indent=2))
         return

@@ -68,15 +68,23 @@ def reference() -> None:
     click.echo(render(), nl=False)
 
 
+@command.command()
+def openapi() -> None:
+    """Print the OpenAPI document of the admin API; docs/openapi.json is its output."""
+    from llmgw.web.openapi import document
+
+    click.echo(json.dumps(document(), indent=2))
+
+
 @command.command("link-schema")
 def link_schema() -> None:
     """Print the JSON schema of every message between agents and control planes.
 
     docs/link.schema.json is its output, so that a review sees what a change does to the wire.
     """
-    from llmgw.cli.schema import wire_schema
     from llmgw.link.codec import DOWN, JOIN_ANSWERS, JOINING, UP
     from llmgw.link.messages import PROTOCOL
+    from llmgw.web.schema import wire_schema
 
     tables = {"up": UP, "down": DOWN, "joining": JOINING, "joining-answers": JOIN_ANSWERS}
     click.echo(json.dumps(wire_schema("llmgw link", PROTOCOL, tables), indent=2))

@@ -14,7 +14,7 @@ from llmgw.cli.terminal import ago, echo_json, table
 _UNITS = {"": 1, "s": 1, "m": 60, "h": 3600, "d": 86400}
 
 
-def _seconds(_ctx: click.Context, _param: click.Parameter, value: str) -> float:
+def seconds(_ctx: click.Context, _param: click.Parameter, value: str) -> float:
     """A length of time: ``90s``, ``15m``, ``2h``, ``1d``."""
     match = re.fullmatch(r"([0-9]+(?:\.[0-9]+)?)([smhd]?)", value)
     if match is None:
@@ -35,7 +35,7 @@ def token() -> None:
 @token.command("create")
 @click.option("--node", required=True, metavar="ID", help="The id that the node will have.")
 @click.option(
-    "--ttl", callback=_seconds, metavar="TIME", default="15m", show_default=True, help="How long it may be used."
+    "--ttl", callback=seconds, metavar="TIME", default="15m", show_default=True, help="How long it may be used."
 )
 @_as_json
 @click.pass_context

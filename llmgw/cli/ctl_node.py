@@ -9,6 +9,7 @@ from urllib.parse import quote
 import click
 
 from llmgw.cli.admin_client import AdminClient, client_of
+from llmgw.cli.completion import names
 from llmgw.cli.ctl import _as_json, command
 from llmgw.cli.explain import short_lines
 from llmgw.cli.terminal import echo_json
@@ -32,7 +33,7 @@ def node() -> None:
 
 
 @node.command()
-@click.argument("name", metavar="NODE")
+@click.argument("name", metavar="NODE", shell_complete=names("nodes"))
 @click.option("--reason", default="", help="Why; shown with the node, in why and in the audit.")
 @click.option("--force", is_flag=True, help="Stop also what has no other place.")
 @click.option("--wait", is_flag=True, help="Wait until nothing more leaves it.")
@@ -86,7 +87,7 @@ def _wait(client: AdminClient, name: str, timeout: float | None, *, quiet: bool)
 
 
 @node.command()
-@click.argument("name", metavar="NODE")
+@click.argument("name", metavar="NODE", shell_complete=names("nodes"))
 @click.option("--reason", default="", help="Why; shown in why and in the audit.")
 @_as_json
 @click.pass_context
@@ -100,7 +101,7 @@ def undrain(ctx: click.Context, name: str, reason: str, as_json: bool) -> None:
 
 
 @node.command()
-@click.argument("name", metavar="NODE")
+@click.argument("name", metavar="NODE", shell_complete=names("nodes"))
 @click.option("--yes", is_flag=True, help="Do not ask.")
 @_as_json
 @click.pass_context

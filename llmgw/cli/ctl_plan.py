@@ -9,6 +9,7 @@ from typing import Any
 import click
 
 from llmgw.cli.admin_client import client_of
+from llmgw.cli.completion import names
 from llmgw.cli.explain import short_lines
 from llmgw.cli.terminal import echo_json, few, table
 from llmgw.settings.load import load_settings
@@ -19,7 +20,7 @@ _MOST_MOVES = 60
 
 
 @click.command()
-@click.argument("model", required=False)
+@click.argument("model", required=False, shell_complete=names("models"))
 @click.option("--settings", type=click.Path(path_type=Path), help="A settings document to be used instead of today's.")
 @click.option("--replicas", type=click.IntRange(0, 10_000), help="So many replicas of MODEL.")
 @click.option("--profile", help="This profile as MODEL's only one.")

@@ -8,6 +8,7 @@ from urllib.parse import quote
 import click
 
 from llmgw.cli.admin_client import client_of
+from llmgw.cli.completion import names
 from llmgw.cli.ctl import _as_json, command
 from llmgw.cli.ctl_node import say_effect
 from llmgw.cli.terminal import echo_json
@@ -40,7 +41,7 @@ _reason = click.option("--reason", default="", help="Why; shown with the replica
 
 
 @replica.command()
-@click.argument("name", metavar="REPLICA")
+@click.argument("name", metavar="REPLICA", shell_complete=names("replicas"))
 @_reason
 @_as_json
 @click.pass_context
@@ -54,7 +55,7 @@ def restart(ctx: click.Context, name: str, reason: str, as_json: bool) -> None:
 
 
 @replica.command()
-@click.argument("name", metavar="REPLICA")
+@click.argument("name", metavar="REPLICA", shell_complete=names("replicas"))
 @_reason
 @_as_json
 @click.pass_context

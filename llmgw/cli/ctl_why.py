@@ -8,12 +8,13 @@ from urllib.parse import quote
 import click
 
 from llmgw.cli.admin_client import client_of
+from llmgw.cli.completion import names
 from llmgw.cli.explain import scaling_line, short_lines
 from llmgw.cli.terminal import ago, drained_line, echo_json, few, table
 
 
 @click.command()
-@click.argument("name")
+@click.argument("name", shell_complete=names("models", "nodes", "replicas"))
 @click.option("--limit", type=click.IntRange(1, 1000), default=20, show_default=True, help="So many decisions at most.")
 @click.option("--json", "as_json", is_flag=True, help="The admin API's answer as it is.")
 @click.pass_context

@@ -99,11 +99,11 @@ def command(
 
 def document_schema() -> dict[str, Any]:
     """The JSON schema of what ``--json`` prints."""
-    from llmgw.cli.schema import json_schema
     from llmgw.doctor.document import FORMAT
     from llmgw.doctor.facts import Facts
     from llmgw.doctor.network import Plan
     from llmgw.doctor.verdict import Verdict
+    from llmgw.web.schema import json_schema
 
     facts, verdict, plan = (json_schema(kind) for kind in (Facts, Verdict, Plan))
     defs: dict[str, Any] = {}

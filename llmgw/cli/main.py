@@ -16,6 +16,7 @@ _COMMANDS = {
     "ctl": "llmgw.cli.ctl_all",
     "ca": "llmgw.cli.ca",
     "config": "llmgw.cli.config",
+    "completion": "llmgw.cli.completion",
     "demo": "llmgw.cli.demo",
     "doctor": "llmgw.cli.doctor",
 }

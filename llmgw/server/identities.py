@@ -7,7 +7,7 @@ Decisions are pure functions beside this (:mod:`~llmgw.server.tokens`, :mod:`~ll
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import trio
 from attrs import evolve
@@ -256,6 +256,11 @@ class Identities:
         return "" if issuer is None else fingerprint(issuer.root)
 
     # The deny list
+
+    def kept_out(self, chain: Sequence[Certificate]) -> str | None:
+        """Why a person's certificate is denied, by a serial number or key in its chain; nothing if it is not."""
+        entry = self._deny.find("", chain)
+        return None if entry is None else entry.reason
 
     async def deny(self, kind: str, value: str, reason: str, by: str) -> DenyRow:
         """Keep somebody out from now on; open sessions end. Raises :class:`OperatorError`."""

@@ -48,10 +48,13 @@ from llmgw.store.opening import store_of
 from llmgw.store.sql import SqlStore
 from llmgw.telemetry.logging import configure, logger
 from llmgw.telemetry.metrics import ControlPlaneMetrics
+from llmgw.web.access import Access
+from llmgw.web.admin_tls import AdminTlsContext, is_loopback, trust_domain
 from llmgw.web.api import app
 from llmgw.web.auth import token_of
 from llmgw.web.serve import listen as listen_admin
 from llmgw.web.serve import serve as serve_admin
+from llmgw.web.watch import Watch
 
 _KILL_MARGIN_S = 2.0
 _STORE_AGAIN_S = 2.0
@@ -101,6 +104,7 @@ class Server:
         self._reload = trio.Event()
         self._signal = ""
         self._table = Table()
+        self._admin_tls: AdminTlsContext | None = None
         self.hands_over = False
 
     async def run(self) -> None:
@@ -154,7 +158,17 @@ class Server:
             cluster, self._store, router, metrics, lambda: book.revision, __version__, time.time, keys, leadership
         )
         listener = listen_admin(self._config.admin.listen)
-        token = token_of(Path(self._config.state_dir))
+        admin = self._config.admin
+        tls = None if admin.tls is None else AdminTlsContext(admin.tls)
+        self._admin_tls = tls
+        access = Access(
+            token_of(Path(self._config.state_dir)),
+            self._store.people,
+            time.time,
+            trust_domain(self._config),
+            lambda chain: None if identities is None else identities.kept_out(chain),
+        )
+        watch = Watch(status, jobs, access)
         loads = Loads(leadership, lambda load: cluster.loaded(load, time.time()))
 
         async with trio.open_nursery() as root:
@@ -168,8 +182,12 @@ class Server:
                 people = None if identities is None else IdentityAdmin(identities, cluster, agents, time.time)
                 operations = Operations(cluster, self._store, time.time, agents) if control_plane else None
                 history = self._store, Path(self._config.state_dir)
-                admin = app(status, token, jobs, people, keys, history, doctors, operations, book)
-                await services.start(serve_admin, admin, listener)
+                made = app(
+                    status, access, jobs, people, keys, history, doctors, operations, book, self._store.people, watch
+                )
+                await services.start(partial(serve_admin, made, listener, tls))
+                services.start_soon(watch.run)
+                self._warn_if_plain()
                 services.start_soon(keys.run)
                 self._warn_if_open(settings)
                 async with trio.open_nursery() as control:
@@ -264,6 +282,15 @@ class Server:
                 remedy="make keys with llmgw ctl keys create, then set router.auth: keys in the settings",
             )
 
+    def _warn_if_plain(self) -> None:
+        admin = self._config.admin
+        if admin.tls is None and not is_loopback(admin.listen.host):
+            self._log.warning(
+                "the admin API is open to the network without TLS: whoever listens in has its tokens",
+                listen=str(admin.listen),
+                remedy="set admin.tls in server.yaml, or listen on 127.0.0.1",
+            )
+
     @contextmanager
     def _step(self, name: str) -> Iterator[None]:
         began = trio.current_time()
@@ -299,6 +326,11 @@ class Server:
             self._reload = trio.Event()
             if identities is not None:
                 identities.wake()
+            if self._admin_tls is not None:
+                try:
+                    self._admin_tls.load()
+                except OperatorError as wrong:
+                    self._log.error("admin certificates refused; the old ones stay", error=str(wrong))
             try:
                 await book.reread()
             except OperatorError as wrong:

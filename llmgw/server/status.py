@@ -95,7 +95,7 @@ class Status:
         """The newest decisions."""
         return await self._store.decisions(limit, about)
 
-    async def release_brake(self) -> float:
+    async def release_brake(self, by: str) -> float:
         """Written down first: a released brake stays released over a restart."""
         now = self._clock()
         state = self._cluster.state(now)
@@ -104,7 +104,6 @@ class Status:
             return now  # they are back meanwhile
         # Up to where the last of them was heard: what falls silent later counts anew.
         upto = held.since
-        by = "an operator, over the admin API"
         await self._store.release_brake(self._cluster.epoch, now, by, upto, held.nodes)
         self._cluster.release_brake(upto)
         return now

@@ -94,10 +94,25 @@ class RouterListener:
 
 
 @frozen
+class AdminTls:
+    """The admin listener's identity. With ``ca``, a bundle, certificates from it say who somebody is; the trust domain
+    in them is the link's, or without a link this one."""
+
+    certificate: str
+    key: str
+    ca: str | None = None
+    trust_domain: str = "llmgw.local"
+
+
+@frozen
 class AdminListener:
-    """Where people and ``llmgw ctl`` connect. ``advertise`` is where others reach it, should that not be ``listen``."""
+    """Where people and ``llmgw ctl`` connect: over HTTPS with ``tls``.
+
+    ``advertise`` is where others reach it, should that not be ``listen``.
+    """
 
     listen: Address = Address("127.0.0.1", 8001)
+    tls: AdminTls | None = None
     advertise: Address | None = None
 
 

@@ -15,7 +15,7 @@ from llmgw.settings import yaml
 from llmgw.settings.agent_part import read_agents
 from llmgw.settings.catalog import Model, Profile, Scaling
 from llmgw.settings.convert import WrongValue, shown, strict_converter
-from llmgw.settings.daemon import LinkListener, RouterTls, ServerConfig
+from llmgw.settings.daemon import AdminTls, LinkListener, RouterTls, ServerConfig
 from llmgw.settings.document import Settings
 from llmgw.settings.faults import ConfigError, Path
 from llmgw.settings.paths import resolve, tls_below
@@ -115,6 +115,7 @@ def load_server(text: str, file: str, folder: str) -> ServerConfig:
         config,
         state_dir=resolve(config.state_dir, folder),
         settings=resolve(config.settings, folder),
+        admin=attrs.evolve(config.admin, tls=_admin_tls(config.admin.tls, folder)),
         router=attrs.evolve(config.router, tls=_router_tls(config.router.tls, folder)),
         link=None if config.link is None else _link(config.link, folder),
     )
@@ -135,3 +136,10 @@ def _link(link: LinkListener, folder: str) -> LinkListener:
 
 def _router_tls(files: RouterTls | None, folder: str) -> RouterTls | None:
     return None if files is None else RouterTls(resolve(files.certificate, folder), resolve(files.key, folder))
+
+
+def _admin_tls(files: AdminTls | None, folder: str) -> AdminTls | None:
+    if files is None:
+        return None
+    ca = None if files.ca is None else resolve(files.ca, folder)
+    return attrs.evolve(files, certificate=resolve(files.certificate, folder), key=resolve(files.key, folder), ca=ca)

@@ -348,6 +348,8 @@ def server_faults(config: ServerConfig) -> Iterator[Rule]:
         listeners["link"] = config.link.listen
         yield from _trust_domain(config.link.trust_domain, ("link", "trust_domain"))
         yield from _at(("link",), _link(config.link))
+    if config.admin.tls is not None:
+        yield from _trust_domain(config.admin.tls.trust_domain, ("admin", "tls", "trust_domain"))
     taken: dict[Address, str] = {}
     for name, address in listeners.items():
         yield from _at((name, "listen"), _listener(address))

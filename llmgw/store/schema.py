@@ -201,6 +201,19 @@ STEPS: tuple[str, ...] = (
     CREATE TABLE node_drain (node TEXT PRIMARY KEY, row TEXT NOT NULL) STRICT, WITHOUT ROWID;
     CREATE TABLE replica_order (replica TEXT PRIMARY KEY, at REAL NOT NULL, row TEXT NOT NULL) STRICT, WITHOUT ROWID;
     """,
+    """
+    CREATE TABLE admin_token (
+        id TEXT PRIMARY KEY,
+        name TEXT NOT NULL,
+        role TEXT NOT NULL,
+        digest TEXT NOT NULL,
+        created REAL NOT NULL,
+        expires REAL NOT NULL,
+        by TEXT NOT NULL,
+        used REAL NOT NULL,
+        revoked REAL NOT NULL
+    ) STRICT, WITHOUT ROWID;
+    """,
 )
 """Step n takes the schema from version n to n + 1. A step that was ever released is never changed."""
 

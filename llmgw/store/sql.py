@@ -24,6 +24,7 @@ from llmgw.store.api import SETTINGS_CHANGED, JobRow, NodeRow, PassRecord, Setti
 from llmgw.store.audit import Act, AuditRow, Chain
 from llmgw.store.database import ALL, Connection, Database, Fence, StoreError, check_epoch
 from llmgw.store.pass_tables import insert_decisions, insert_unplaced, newest_decisions, unplaced
+from llmgw.store.people import SqlAdminTokens
 from llmgw.store.rows import from_text, to_text
 from llmgw.store.sql_identity import SqlIdentityStore
 from llmgw.store.sql_keys import SqlKeys
@@ -108,6 +109,11 @@ class SqlStore:
             return found
 
         return await self._db.read(work)
+
+    @property
+    def people(self) -> SqlAdminTokens:
+        """Who may use the admin API, in the same database."""
+        return SqlAdminTokens(self._db)
 
     async def cluster(self) -> str:
         """The cluster's id."""

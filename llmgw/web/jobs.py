@@ -18,6 +18,7 @@ from llmgw.errors import OperatorError
 from llmgw.scheduler.jobs import Install, way
 from llmgw.settings.convert import strict_converter
 from llmgw.store.api import JobRow
+from llmgw.web.bodies import actor
 from llmgw.web.source import Source
 
 _MOST_BYTES = 2 * 1024 * 1024
@@ -82,12 +83,6 @@ def job_view(row: JobRow, now: float) -> dict[str, Any]:
     }
 
 
-def _by(request: Request) -> str:
-    """Who asks, for the audit."""
-    actor: str = getattr(request.state, "actor", "an operator, over the admin API")
-    return actor
-
-
 def _refused(status: int, reason: str, remedy: str) -> Response:
     body = orjson.dumps({"error": {"reason": reason, "remedy": remedy}})
     return Response(body, status, {"cache-control": "no-store"}, "application/json")
@@ -123,9 +118,11 @@ def job_routes(jobs: Jobs, source: Source, guarded: Guard) -> list[Route]:
         try:
             asked = _CONVERTER.structure(orjson.loads(await _body(request)), JobRequest)
             if asked.fetch is not None and asked.install is None:
-                return view(*await jobs.fetch(asked.node, asked.fetch.weights, _by(request), update=asked.fetch.update))
+                return view(
+                    *await jobs.fetch(asked.node, asked.fetch.weights, actor(request), update=asked.fetch.update)
+                )
             if asked.install is not None and asked.fetch is None:
-                return view(await jobs.install(asked.node, asked.install, _by(request)))
+                return view(await jobs.install(asked.node, asked.install, actor(request)))
         except orjson.JSONDecodeError:
             return _refused(400, "the body is no JSON", "")
         except cattrs.BaseValidationError as wrong:
@@ -136,7 +133,7 @@ def job_routes(jobs: Jobs, source: Source, guarded: Guard) -> list[Route]:
 
     async def cancel(request: Request) -> Any:
         try:
-            return view(await jobs.cancel(request.path_params["job"], _by(request), "cancelled by an operator"))
+            return view(await jobs.cancel(request.path_params["job"], actor(request), "cancelled by an operator"))
         except OperatorError as unknown:
             return _refused(404, f"{unknown.thing} {unknown.reason}", unknown.remedy)
 

@@ -19,13 +19,12 @@ from llmgw.settings.document import KeyPolicy
 from llmgw.settings.keys import ApiKey, KeyTerms, Limits, Period, Spent, period_end, period_start
 from llmgw.settings.usage import DAY_S, UsageRow
 from llmgw.store.keys import KeyEvent
-from llmgw.web.bodies import json_of
+from llmgw.web.bodies import actor, json_of
 from llmgw.web.jobs import Guard
 
 _Kind = TypeVar("_Kind")
 
 _CONVERTER = strict_converter(forbid_unknown=True)
-_BY = "an operator, over the admin API"
 _EVENTS = 50
 _GROUPS = ("key", "owner", "model", "day")
 _MICRO = 1_000_000
@@ -200,7 +199,7 @@ def key_routes(keys: Keys, now: Callable[[], float], guarded: Guard) -> list[Rou
         given = await json_of(request)
         if isinstance(given, dict):
             given = usual(keys.policy()) | given
-        made, token, in_force = await keys.create(_structured(given, KeyRequest).terms(), _BY)
+        made, token, in_force = await keys.create(_structured(given, KeyRequest).terms(), actor(request))
         return answer(made, in_force, token)
 
     async def one(request: Request) -> Any:
@@ -217,21 +216,23 @@ def key_routes(keys: Keys, now: Callable[[], float], guarded: Guard) -> list[Rou
             return key
         if not isinstance(given, dict):
             raise OperatorError("the body", "should be an object with what is to change", "")
-        made, in_force = await keys.change(key.id, _structured(said(key.terms) | given, KeyRequest).terms(), _BY)
+        made, in_force = await keys.change(
+            key.id, _structured(said(key.terms) | given, KeyRequest).terms(), actor(request)
+        )
         return answer(made, in_force)
 
     async def rotate(request: Request) -> Any:
         key, asked = found(request), _structured(await json_of(request), RotateRequest)
         if isinstance(key, Response):
             return key
-        made, token, in_force = await keys.rotate(key.id, asked.keep_old_s, _BY)
+        made, token, in_force = await keys.rotate(key.id, asked.keep_old_s, actor(request))
         return answer(made, in_force, token)
 
     async def revoke(request: Request) -> Any:
         key = found(request)
         if isinstance(key, Response):
             return key
-        made, in_force = await keys.revoke(key.id, _BY)
+        made, in_force = await keys.revoke(key.id, actor(request))
         return answer(made, in_force)
 
     async def usage(request: Request) -> Any:

@@ -6,21 +6,17 @@ from collections.abc import Awaitable, Callable
 from typing import Any, Protocol
 
 import attrs
-import cattrs
 from attrs import frozen
 from starlette.requests import Request
 from starlette.routing import Route
 
 from llmgw.scheduler.drains import Effect
 from llmgw.scheduler.orders import OrderKind
-from llmgw.settings.convert import strict_converter
-from llmgw.web.bodies import RefusedBody, json_of
+from llmgw.web.bodies import actor, structured
 from llmgw.web.jobs import Guard
 from llmgw.web.logs import Logs, log_routes
 from llmgw.web.source import Source
 from llmgw.web.views import drained_view, unplaced_view
-
-_CONVERTER = strict_converter(forbid_unknown=True)
 
 
 class Operations(Logs, Protocol):
@@ -48,20 +44,6 @@ class Why:
     reason: str = ""
 
 
-async def _asked(request: Request, kind: type[Any]) -> Any:
-    try:
-        return _CONVERTER.structure(await json_of(request), kind)
-    except cattrs.BaseValidationError as wrong:
-        raise RefusedBody(400, "; ".join(cattrs.transform_error(wrong))[:500], "see docs/ctl.md") from wrong
-    except (ValueError, TypeError) as wrong:
-        raise RefusedBody(400, str(wrong)[:500], "see docs/ctl.md") from wrong
-
-
-def actor(request: Request) -> str:
-    """Who asks."""
-    return getattr(request.state, "actor", "") or "an operator, over the admin API"
-
-
 def effect_view(effect: Effect) -> dict[str, Any]:
     """What follows in the next pass."""
     return {
@@ -75,7 +57,7 @@ def operation_routes(operations: Operations, source: Source, guarded: Guard) -> 
 
     async def drain(request: Request) -> Any:
         node = request.path_params["node"]
-        asked: DrainRequest = await _asked(request, DrainRequest)
+        asked: DrainRequest = await structured(request, DrainRequest)
         effect = await operations.drain(node, asked.reason, actor(request), force=asked.force)
         state = source.state()
         found = state.node(node)
@@ -84,13 +66,13 @@ def operation_routes(operations: Operations, source: Source, guarded: Guard) -> 
 
     async def undrain(request: Request) -> Any:
         node = request.path_params["node"]
-        asked: Why = await _asked(request, Why)
+        asked: Why = await structured(request, Why)
         return {"node": node, "undrained": await operations.undrain(node, asked.reason, actor(request))}
 
     def order(kind: OrderKind) -> Callable[[Request], Awaitable[Any]]:
         async def work(request: Request) -> Any:
             replica = request.path_params["replica"]
-            asked: Why = await _asked(request, Why)
+            asked: Why = await structured(request, Why)
             effect = await operations.order(replica, kind, asked.reason, actor(request))
             return {"replica": replica, "now": source.now()} | effect_view(effect)
 

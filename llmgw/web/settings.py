@@ -24,13 +24,12 @@ from llmgw.settings.merge3 import Merge, merge, merged
 from llmgw.store.api import SettingsRevision, StaleBase
 from llmgw.web import planning
 from llmgw.web.audit import number
-from llmgw.web.bodies import RefusedBody, json_of
+from llmgw.web.bodies import RefusedBody, actor, json_of
 from llmgw.web.jobs import Guard
 from llmgw.web.source import Source
 from llmgw.web.views import Json
 
 _CONVERTER = strict_converter(forbid_unknown=True)
-_BY = "an operator, over the admin API"
 _PLAN_S = 5.0
 _MOST = 2**31
 
@@ -148,13 +147,13 @@ def settings_routes(book: Book, source: Source, guarded: Guard) -> list[Route]:
         asked = _structured(await json_of(request), ChangeRequest)
         before = book.newest
         return await _made(book, asked.text, asked.base, before,
-                           partial(book.change, asked.text, asked.base, _by(request), asked.reason))  # fmt: skip
+                           partial(book.change, asked.text, asked.base, actor(request), asked.reason))  # fmt: skip
 
     async def rollback(request: Request) -> Any:
         asked = _structured(await json_of(request), RollbackRequest)
         text, before = (await book.row(asked.revision)).text, book.newest
-        return await _made(book, text, asked.base, before,
-                           partial(book.rollback, asked.revision, asked.base, _by(request), asked.reason))  # fmt: skip
+        work = partial(book.rollback, asked.revision, asked.base, actor(request), asked.reason)
+        return await _made(book, text, asked.base, before, work)
 
     return [
         Route("/api/v1/settings", guarded(shown), methods=["GET"]),
@@ -220,10 +219,6 @@ async def _differences(book: Book, before: str, after: str) -> list[str]:
         return [str(d) for d in differences(await book.read(before), await book.read(after))]
     except OperatorError:
         return []
-
-
-def _by(request: Request) -> str:
-    return str(getattr(request.state, "actor", _BY))
 
 
 def _structured(body: Any, kind: type[Any]) -> Any:

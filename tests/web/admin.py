@@ -71,7 +71,7 @@ class Picture:
             StoredDecision(n, NOW, Decision(DecisionKind.PLACE, "m", name, "n1", "why")) for n in range(min(limit, 60))
         )
 
-    async def release_brake(self) -> float:
+    async def release_brake(self, by: str) -> float:
         if self.full:
             raise OperatorError("db", "the disk is full", "free some space")
         self.cluster = evolve(self.cluster, brake_released=NOW)

@@ -114,10 +114,10 @@ async def test_a_drain_is_answered_written_down_and_remembered(tmp_path: Path) -
         (said, *_) = await it.store.decisions(10, "n1")
         assert await it.store.drains() == {"n1": it.cluster.drains["n1"]}
         assert [(e.action, e.object, e.by) for e in await it.store.audit(9)] == [
-            ("node.drain", "n1", "an operator, over the admin API")
+            ("node.drain", "n1", "token admin.token")
         ]
         told = [d.decision.reason for d in await it.store.decisions(10, "n1")]
-        assert "drained by an operator, over the admin API: new fans" in told, said
+        assert "drained by token admin.token: new fans" in told, said
     async with sqlite_store(tmp_path / "db") as store:
         again = await remembered(store, Settings(models=(model(),)), NOW, lambda: None)
         found = again.state(NOW).node("n1")

@@ -50,7 +50,7 @@ async def test_shown_changed_compared_and_taken_back(tmp_path: Path) -> None:
         assert (status, shown["revision"], shown["text"], shown["file"]) == (200, 1, TEXT, "")
         status, made = await it.ask("settings", {"text": more(), "base": 1, "reason": "load"})
         assert (status, made["changed"], made["differences"]) == (200, True, ["~ models.m.replicas: 3 -> 4"])
-        assert (made["settings"]["revision"], made["settings"]["author"]) == (2, "an operator, over the admin API")
+        assert (made["settings"]["revision"], made["settings"]["author"]) == (2, "token admin.token")
         _, old = await it.ask("settings?revision=1")
         assert (old["text"], old["newest"]) == (TEXT, 2)
         _, diff = await it.ask("settings/diff?from=1&to=2")
