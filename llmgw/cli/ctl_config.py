@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import sys
+import tempfile
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -15,7 +16,7 @@ from llmgw.cli.admin_client import AdminClient, Refused, client_of
 from llmgw.cli.ctl import command
 from llmgw.cli.settings_words import say_check, say_diff, say_faults, say_file, say_stale, text_diff
 from llmgw.cli.terminal import ago, echo_json, table
-from llmgw.errors import OperatorError
+from llmgw.errors import OperatorError, PeerError
 from llmgw.settings.edit import Set, Unset, edited, get
 from llmgw.settings.faults import ConfigError, dotted
 from llmgw.settings.yaml_text import block
@@ -148,8 +149,13 @@ def edit(ctx: click.Context, /, **how: Any) -> None:
             break
         say_faults(found["faults"], "settings")
         if not sys.stdin.isatty() or not click.confirm("open it again?", default=True):
+            _keep(text)
             ctx.exit(EXIT_REFUSED)
-    _apply(ctx, client, answer, text, how, found)
+    try:
+        _apply(ctx, client, answer, text, how, found)
+    except (click.exceptions.Exit, OperatorError, PeerError):
+        _keep(text)
+        raise
 
 
 @config.command()
@@ -260,6 +266,13 @@ def import_(ctx: click.Context, /, file: Path, **how: Any) -> None:
     _apply(ctx, client, _settings(client, None), read_text(file), how, name=str(file))
 
 
+def _keep(text: str) -> None:
+    """Somebody wrote this: it is not thrown away."""
+    with tempfile.NamedTemporaryFile("w", prefix="llmgw-settings-", suffix=".yaml", delete=False) as file:
+        file.write(text)
+    click.echo(f"your text is in {file.name}", err=True)
+
+
 def _settings(client: AdminClient, revision: int | None) -> dict[str, Any]:
     answer: dict[str, Any] = client.get("settings" + (f"?revision={revision}" if revision else ""))
     return answer
@@ -315,6 +328,12 @@ def _apply(
         if refused.status != 409:
             raise
         echo_json(refused.answer) if quiet else say_stale(refused)
+        merge, newest = refused.answer["merge"], refused.answer["newest"]
+        question = f"make your changes on revision {newest['revision']} instead?"
+        together = None if quiet or merge is None or back_to is not None else merge["merged"]
+        if together is not None and sys.stdin.isatty() and click.confirm(question):
+            _apply(ctx, client, newest, together, how | {"base": None, "yes": False})
+            return
         ctx.exit(EXIT_STALE)
     if quiet:
         echo_json(made)

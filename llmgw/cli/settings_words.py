@@ -59,7 +59,9 @@ def say_stale(refused: Refused) -> None:
                 for line in conflict[who]:
                     click.echo(f"  {who:6}  {line}", err=True)
     else:
-        click.echo(f"\nnone of it is in the other's way: do it again, on revision {newest['revision']}", err=True)
+        click.echo(
+            f"\nnone of it is in the other's way: it can be done again on revision {newest['revision']}", err=True
+        )
 
 
 def say_faults(faults: list[dict[str, Any]], name: str) -> None:

@@ -130,3 +130,29 @@ async def test_edited_on_a_terminal_and_confirmed(tmp_path: Path) -> None:
         assert (code, "revision 2 holds" in said, there.book.newest.text) == (0, True, more())
         code, said = await ctl(it, tmp_path, "edit", env=dict(env, EDITOR="true"))
         assert (code, said) == (0, "nothing was changed\n")
+
+
+async def test_on_a_terminal_a_change_is_made_on_the_newest_where_nothing_is_in_its_way(tmp_path: Path) -> None:
+    async with admin(tmp_path) as (it, there):
+        await ctl(it, tmp_path, "set", "models.m.replicas=4", "--yes")
+        ours, theirs = pty.openpty()
+        os.write(ours, b"y\ny\n")
+        code, said = await ctl(it, tmp_path, "set", "liveness.lost_s=90", "--base", "1", "--yes", stdin=theirs)
+        os.close(ours)
+        os.close(theirs)
+        assert "make your changes on revision 2 instead?" in said
+        assert (code, "revision 3 holds" in said) == (0, True)
+        assert there.book.newest.text == more() + "liveness: {lost_s: 90}\n"
+
+
+async def test_what_somebody_wrote_in_vain_is_kept(tmp_path: Path) -> None:
+    async with admin(tmp_path) as (it, there):
+        editor = tmp_path / "editor"
+        editor.write_text("#!/bin/sh\nsed -i 's/replicas: 3/replicas: -4/' \"$1\"\n")
+        editor.chmod(0o755)
+        env = dict(os.environ, EDITOR=str(editor), VISUAL="", TMPDIR=str(tmp_path))
+        code, said = await ctl(it, tmp_path, "edit", env=env)
+        (kept,) = tmp_path.glob("llmgw-settings-*.yaml")
+        assert (code, f"your text is in {kept}" in said) == (2, True)
+        assert kept.read_text() == more(replicas=-4)
+        assert there.book.revision == 1

@@ -130,6 +130,10 @@ ATTACKS = {
     "keys twice": ("router: {}\nrouter: {}\n", ":2:1: the key router stands here twice"),
     "50,000 keys": ("".join(f"k{n}: {n}\n" for n in range(50_000)), "the document has more than 20000 keys"),
     "50,000 models": ("models:\n" + "".join(f"  k{n}: {n}\n" for n in range(50_000)), "has more than 20000 keys"),
+    "9,900 unknown keys": (
+        "router:\n" + "".join(f"  max_body_byte{n}: {n}\n" for n in range(9_900)),
+        "and more, which are not told",
+    ),
     "deep flow": ("a: " + "[" * 5000 + "]" * 5000 + "\n", "nested deeper than 32 levels"),
     "deep block": ("".join(" " * n + "a:\n" for n in range(1000)), "nested deeper than 32 levels"),
     "long line": ("a: " + "x" * 2_000_000, "the document is larger than 1048576 bytes"),
