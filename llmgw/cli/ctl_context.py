@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from pathlib import Path
 
 import attrs
@@ -69,11 +70,12 @@ def add(
         raise click.UsageError("--certificate and --key belong together")
     if [token_file is not None, token_stdin].count(True) > 1:
         raise click.UsageError("say one of --token-file and --token-stdin")
-    token = click.get_text_stream("stdin").readline().strip() if token_stdin else ""
-    files = [str(f.resolve()) if f is not None else "" for f in (token_file, ca, certificate, key)]
+    token = sys.stdin.readline().strip() if token_stdin else ""
+    named: tuple[Path | None, ...] = (token_file, ca, certificate, key)
+    files = ["" if file is None else str(file.resolve()) for file in named]
     if not (token or token_file or certificate):
         raise click.UsageError("say who you are: --token-file, --token-stdin or --certificate with --key")
-    made = contexts.Context(address, files[0], token, *files[1:])
+    made = contexts.Context(address, files[0], token, files[1], files[2], files[3])
     found = contexts.load()
     contexts.save(contexts.Contexts(found.current or name, {**found.contexts, name: made}))
     click.echo(f"added: {name}")
