@@ -217,6 +217,9 @@ async def test_a_command_that_is_not_there(folder: Path) -> None:
         await node.shards.start(start(), INVENTORY)
         failed = await node.until(S.FAILED)
         assert failed.reason == "/nothing/vllm cannot be started: No such file or directory"
+        assert failed.remedy.startswith("correct the engine's command in agent.yaml")
+    async with running(config(folder)) as node:
+        assert node.get().report().remedy == failed.remedy, "for the next agent as well"
 
 
 async def test_an_engine_that_ignores_sigterm_is_killed_after_its_grace(folder: Path) -> None:
