@@ -262,13 +262,14 @@ class Link:
             if address is None:
                 address = self._config.control_planes[turn % len(self._config.control_planes)]
                 turn += 1
-            unreached = False
+            unreached, told_s = False, 0.0
             try:
                 await self._session(address)
             except LlmgwError as ended:
                 unreached = isinstance(ended, Unreached)
+                told_s = ended.refused.wait_s if isinstance(ended, LinkRefused) else 0.0
                 self._disconnected(address, ended)
-            await trio.sleep(self._backoff.next_s(unreached=unreached))
+            await trio.sleep(self._backoff.next_s(unreached=unreached, told_s=told_s))
 
     def _disconnected(self, address: Address, ended: LlmgwError) -> None:
         refused = ended.refused if isinstance(ended, LinkRefused) else None

@@ -123,15 +123,16 @@ class Backoff:
         self._unreached_s = unreached_s
         self._ceiling_s = first_s
 
-    def next_s(self, *, unreached: bool = False) -> float:
+    def next_s(self, *, unreached: bool = False, told_s: float = 0.0) -> float:
         """The next delay in seconds; the one after it may be twice as long.
 
-        ``unreached``: nobody took the connection.
+        ``unreached``: nobody took the connection. ``told_s``: how long the control plane said to stay away; the delay
+        begins after it, and no control plane keeps us away for longer than we would stay by ourselves.
         """
         most_s = self._unreached_s if unreached else self._most_s
         delay = self._source.uniform(0, min(most_s, self._ceiling_s))
         self._ceiling_s = max(self._ceiling_s, min(most_s, 2 * self._ceiling_s))
-        return delay
+        return delay + min(max(told_s, 0.0), self._most_s)
 
     def reset(self) -> None:
         """Start again from the shortest delays: call it when a session was welcomed, not when it connected."""

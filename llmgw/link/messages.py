@@ -131,7 +131,7 @@ class Refused:
     """Down, before the connection ends: which claim failed, on which certificate, and what to do.
 
     ``certificate`` is one line with subject, SAN, serial, issuer and validity; ``wanted`` and ``found`` are
-    the two values that differ.
+    the two values that differ. ``wait_s`` is how long to stay away at least, in seconds, where that was said.
     """
 
     claim: str
@@ -139,6 +139,7 @@ class Refused:
     found: str
     certificate: str
     remedy: str
+    wait_s: float = 0.0
 
 
 @frozen

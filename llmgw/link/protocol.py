@@ -440,6 +440,13 @@ class LinkProtocol:
         self._collect()
         return ()
 
+    def ask(self, now: float) -> None:
+        """Send a PING now, whatever was heard before: any live peer answers it."""
+        if self.ended is None and self.opened:
+            self._pinged = now
+            self._h2.ping(_PING)
+            self._collect()
+
     def overload(self, reason: str) -> None:
         """End the link because the other end asks for more than it gets."""
         if self.ended is None:

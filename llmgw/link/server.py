@@ -183,12 +183,12 @@ class _Doors:
 
     async def _join(self, welcome: joining.Welcome, request: Join, remote: str) -> Joined | Refused:
         host = _host(remote)
-        if (wait_s := self._attempts.wait_s(host, self._wall())) > 0:
+        if (wait_s := self._attempts.wait_s(host, trio.current_time())) > 0:
             found = f"too many attempts from {host} that failed"
             return Refused("token", "fewer attempts", found, "none", f"try again in {wait_s:.0f} s")
         answered = await welcome(request, remote)
         if isinstance(answered, Refused):
-            self._attempts.failed(host, self._wall())
+            self._attempts.failed(host, trio.current_time())
         return answered
 
     async def _agent(self, stream: TlsStream, remote: str) -> None:

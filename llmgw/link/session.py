@@ -27,6 +27,7 @@ _REFUSAL_S = 1.0
 _READER_FIRST_S = 0.5
 _LATE_S = 1.0
 _TURN_AWAY_S = 1.0
+_ASKED_S = 1.0
 
 _LARGE_BYTES = 100_000
 """From here a message is decoded in a thread: four megabytes take a fifth of a second, and nobody else must wait."""
@@ -81,7 +82,9 @@ class Session:
         self._writer_gone = trio.Event()
         self._write_is_whole = True
         self._alert: str | None = None
+        self._heard = trio.lowlevel.ParkingLot()
         self._pace = Pace(trio.current_time())
+        self._paced_until = self._asked_until = self._answered_until = -math.inf
         self._patience_s = self._patient_until = math.inf
 
     async def send(self, message: Message) -> None:
@@ -147,7 +150,9 @@ class Session:
 
     async def _charge(self, cost_s: float) -> None:
         """Let a peer that takes more than its share of the time wait."""
-        if (wait_s := self._pace.spent(cost_s, trio.current_time())) > 0:
+        now = trio.current_time()
+        if (wait_s := self._pace.spent(cost_s, now)) > 0:
+            self._paced_until = now + wait_s
             await trio.sleep(wait_s)
 
     async def receive_within(self, seconds: float) -> Message | Unknown:
@@ -160,6 +165,30 @@ class Session:
             return await self.receive()
         finally:
             self._patient_until = math.inf
+
+    async def answers(self, within_s: float) -> bool:
+        """Whether the other end is there: it is sent a PING, and anything that it says within this time is an answer.
+
+        Asked at most once in a second, however many want to know: a peer that is pinged without end hangs up. One that
+        we ourselves let wait, because of what it costs, counts as there.
+        """
+        now = trio.current_time()
+        if self._protocol.ended is None and now < max(self._answered_until, self._paced_until):
+            return True
+        if now >= self._asked_until:
+            self._asked_until = now + _ASKED_S
+            self._protocol.ask(now)
+            self._to_write.unpark_all()
+        until = now + within_s
+        while self._protocol.ended is None:
+            with trio.move_on_at(until):
+                await self._heard.park()
+                self._answered_until = trio.current_time() + _ASKED_S
+                return self._protocol.ended is None
+            if (now := trio.current_time()) <= until + _LATE_S:
+                return False
+            until = now + _LATE_S  # this process stood still: what came meanwhile is read first
+        return False
 
     def offer(self, message: Message) -> bool:
         """Queue a message if there is room for it now; whether it was."""
@@ -200,6 +229,7 @@ class Session:
         """Wake those whom the protocol's new state may concern: a thousand sessions are woken for nothing otherwise."""
         if self._protocol.ended is not None:
             self._changed.unpark_all()
+            self._heard.unpark_all()
         if self._protocol.ended is not None or self._protocol.room:
             self._room.unpark_all()
         if self._protocol.ended is not None or self._protocol.to_write:
@@ -223,6 +253,7 @@ class Session:
             else:
                 if data:
                     began = time.thread_time() if len(data) > _SMALL_BYTES else None
+                    self._heard.unpark_all()
                     if self._protocol.receive(bytes(data), trio.current_time()):
                         self._changed.unpark_all()
                     self._stir()

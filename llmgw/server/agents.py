@@ -43,7 +43,7 @@ from llmgw.link.messages import (
     Welcome,
 )
 from llmgw.link.session import Session
-from llmgw.server.admission import Presence, admit
+from llmgw.server.admission import Presence, Sessions, admit, started_again
 from llmgw.server.cluster import Cluster
 from llmgw.server.doctors import Doctors
 from llmgw.server.enrolment import Granted
@@ -73,6 +73,9 @@ _LONGEST_LOOK_S = 3600.0
 
 _SETTINGS_S = 1.0
 """A node is told of its settings at most this often: what changes in between is one change."""
+
+_ANSWER_S = 2.0
+"""A machine that was started again is let in when its old session leaves a PING unanswered for so long."""
 
 _SILENT_BEATS = 5
 _PATIENCE_S = 15.0
@@ -147,6 +150,8 @@ class Agents:
         self._store = store
         self._clock = clock
         self._sessions: dict[str, _NodeSession] = {}
+        self._begun = Sessions()
+        self._often: set[str] = set()
         self._log = logger("agents")
 
     def dispatch(self, node: str, commands: Iterable[Command]) -> None:
@@ -190,14 +195,16 @@ class Agents:
         """One node's session, from its registration to its end. Cancelling it ends the session."""
         node = register.node
         presence = Presence(session.remote, register.boot_id, register.installation, self._clock())
+        dead = await self._dead(node, presence)
         older = self._sessions.get(node)
-        shown = str(session.chain[0]) if session.chain else "none"
-        if (refused := admit(node, None if older is None else older.presence, presence, shown)) is not None:
-            self._log.error("a second agent of one node", node=node, remote=session.remote, found=refused.found)
+        there = None if older is None or older is dead else older.presence
+        if (refused := self._turned_away(node, there, presence, session)) is not None:
             if self._identities is not None:
                 self._identities.turned_away(session.remote, node, refused)
             await session.refuse(refused)
             return
+        self._begun.began(node, trio.current_time())
+        self._often.discard(node)
         if older is not None:
             self._log.warning("session replaced", node=node, old=older.session.remote, new=session.remote)
             if self._identities is not None:
@@ -240,6 +247,28 @@ class Agents:
                     del self._sessions[node]
                     self._cluster.disconnected(node, reason)
                     self._log.info("session ended", node=node, reason=reason)
+
+    async def _dead(self, node: str, new: Presence) -> _NodeSession | None:
+        """The node's open session, if it may be of the last boot of ``new`` and does not answer."""
+        older = self._sessions.get(node)
+        if older is None or not started_again(older.presence, new) or await older.session.answers(_ANSWER_S):
+            return None
+        self._log.warning("session dead", node=node, old=older.session.remote, unanswered_s=_ANSWER_S)
+        return older
+
+    def _turned_away(self, node: str, there: Presence | None, new: Presence, session: Session) -> Refused | None:
+        """Why this agent must not have the node's session, said in the log too; ``None`` if it may."""
+        shown = str(session.chain[0]) if session.chain else "none"
+        if (refused := admit(node, there, new, shown)) is not None:
+            self._log.error("a second agent of one node", node=node, remote=session.remote, found=refused.found)
+            return refused
+        if (wait_s := self._begun.wait_s(node, trio.current_time())) <= 0:
+            return None
+        refused = self._begun.refusal(node, wait_s, shown)
+        if node not in self._often:  # once, not at every try
+            self._often.add(node)
+            self._log.error("a node reconnects too often", node=node, remote=session.remote, wanted=refused.wanted)
+        return refused
 
     async def _talk(self, node: str, mine: _NodeSession, told: NodeSettings) -> str:
         """Send and receive until the session ends or must end; returns why it did."""

@@ -128,6 +128,24 @@ async def test_only_a_welcome_sets_the_waits_back(
     assert rig.backoff.next_s() <= 0.5
 
 
+@pytest.mark.parametrize(("told_s", "least_s", "most_s"), [(7.0, 7.0, 67.0), (1e300, 60.0, 120.0), (-1e300, 0.0, 60.0)])
+async def test_who_is_told_to_stay_away_stays_away_but_not_for_ever(
+    nursery: trio.Nursery, autojump_clock: trio.testing.MockClock, told_s: float, least_s: float, most_s: float
+) -> None:
+    rig = Rig(nursery, A)
+
+    async def refuse(session: Session, _: Register) -> None:
+        await session.refuse(evolve(REFUSED, wait_s=told_s))
+
+    rig.planes = {A: refuse}
+    nursery.start_soon(rig.link.run)
+    await trio.sleep(3600)
+    waits = [b - a for (a, _), (b, _) in zip(rig.dialled, rig.dialled[1:], strict=False)]
+    assert len(waits) > 20
+    assert least_s <= min(waits)
+    assert max(waits) <= most_s + 2
+
+
 async def test_the_end_of_a_long_outage_is_noticed_at_once(
     nursery: trio.Nursery, autojump_clock: trio.testing.MockClock
 ) -> None:

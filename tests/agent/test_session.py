@@ -73,7 +73,7 @@ class Agent:
 @asynccontextmanager
 async def linked(folder: Path, pki: Pki, play: Play, node: str = "n1") -> AsyncIterator[Agent]:
     async with trio.open_nursery() as nursery:
-        listener = LinkListener(pki.server, Address("127.0.0.1", 0), TRUST_DOMAIN)
+        listener = LinkListener(pki.server, Address("127.0.0.1", 0), trust_domain=TRUST_DOMAIN)
         (address,) = await nursery.start(partial(serve, listener, play))
         agent = Agent(folder, pki, address.port, node)
         await agent.hardware.read()

@@ -47,7 +47,7 @@ async def control_plane(folder: Path) -> None:
     tls = TlsFiles(*(str(folder / "server" / name) for name in ("cert.pem", "key.pem", "ca.pem")))
     async with trio.open_nursery() as nursery:
         (address,) = await nursery.start(
-            partial(serve, LinkListener(tls, Address("127.0.0.1", 0), TRUST_DOMAIN), answer)
+            partial(serve, LinkListener(tls, Address("127.0.0.1", 0), trust_domain=TRUST_DOMAIN), answer)
         )
         print(address.port, flush=True)
 

@@ -371,7 +371,7 @@ async def test_a_peer_that_asks_and_does_not_read_costs_less_than_a_megabyte() -
 @asynccontextmanager
 async def listening(pki: Pki, *, gate: Gate | None = None, **settings_: Any) -> AsyncIterator[Address]:
     async with trio.open_nursery() as nursery:
-        config = LinkListener(pki.server, Address("127.0.0.1", 0), TRUST_DOMAIN, **settings_)
+        config = LinkListener(pki.server, Address("127.0.0.1", 0), trust_domain=TRUST_DOMAIN, **settings_)
         (address,) = await nursery.start(partial(serve, config, accept, gate=gate))
         yield address
         nursery.cancel_scope.cancel()
@@ -443,7 +443,7 @@ class Turns(trio.abc.Instrument):
 
 async def test_no_more_than_eight_handshakes_begin_in_one_turn(pki: Pki) -> None:
     turns = Turns()
-    files = gate_of(LinkListener(pki.server, Address("127.0.0.1", 0), TRUST_DOMAIN))
+    files = gate_of(LinkListener(pki.server, Address("127.0.0.1", 0), trust_domain=TRUST_DOMAIN))
     trust = evolve(files.trust(), link=Counting(files.trust().link, turns))  # type: ignore[arg-type]
     hello, unused = ssl.MemoryBIO(), ssl.MemoryBIO()
     with pytest.raises(ssl.SSLWantReadError):

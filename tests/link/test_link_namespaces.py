@@ -108,7 +108,9 @@ async def test_a_cable_that_is_pulled(cable: Cable, tmp_path: Path, seconds: flo
 
     said: list[tuple[float, int]] = []
     async with trio.open_nursery() as nursery:
-        (address,) = await nursery.start(partial(serve, LinkListener(tls, Address(HERE, 0), TRUST_DOMAIN), handler))
+        (address,) = await nursery.start(
+            partial(serve, LinkListener(tls, Address(HERE, 0), trust_domain=TRUST_DOMAIN), handler)
+        )
         argv = ["ip", "netns", "exec", cable.namespace, sys.executable, "-m", "fakes.swarm"]
         agent: trio.Process = await nursery.start(
             partial(trio.run_process, [*argv, str(tmp_path), "0", "1", str(address.port), HERE],

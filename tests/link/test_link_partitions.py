@@ -64,7 +64,7 @@ async def through_a_proxy(pki: Pki) -> AsyncIterator[Ends]:
                 ends.server_ended.set()
 
     async with trio.open_nursery() as nursery:
-        config = LinkListener(pki.server, Address("127.0.0.1", 0), TRUST_DOMAIN)
+        config = LinkListener(pki.server, Address("127.0.0.1", 0), trust_domain=TRUST_DOMAIN)
         (address,) = await nursery.start(partial(serve, config, handler, limits=LIMITS))
         proxy: Proxy = await nursery.start(Proxy(address).run)
         async with connect(proxy.address, pki.node(), TRUST_DOMAIN, limits=LIMITS) as session:

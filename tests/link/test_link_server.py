@@ -39,7 +39,7 @@ async def listening(
     wall: Callable[[], float] = time.time,
 ) -> AsyncIterator[Address]:
     async with trio.open_nursery() as nursery:
-        config = LinkListener(pki.server, Address("127.0.0.1", 0), TRUST_DOMAIN)
+        config = LinkListener(pki.server, Address("127.0.0.1", 0), trust_domain=TRUST_DOMAIN)
         (address,) = await nursery.start(
             partial(serve, config, handler, limits=limits, handshake_s=handshake_s, wall=wall)
         )
@@ -179,14 +179,14 @@ async def test_ending_against_a_peer_that_reads_nothing(pki: Pki) -> None:
 
 async def test_an_address_in_use_is_named(pki: Pki) -> None:
     async with listening(pki) as address:
-        config = LinkListener(pki.server, Address("127.0.0.1", address.port), TRUST_DOMAIN)
+        config = LinkListener(pki.server, Address("127.0.0.1", address.port), trust_domain=TRUST_DOMAIN)
         with pytest.raises(OperatorError, match=rf"link listener 127\.0\.0\.1:{address.port}: cannot be opened"):
             await serve(config, welcome)
 
 
 async def test_ipv6(pki: Pki) -> None:
     async with trio.open_nursery() as nursery:
-        config = LinkListener(pki.server, Address("::1", 0), TRUST_DOMAIN)
+        config = LinkListener(pki.server, Address("::1", 0), trust_domain=TRUST_DOMAIN)
         try:
             (address,) = await nursery.start(partial(serve, config, welcome))
         except* OperatorError:

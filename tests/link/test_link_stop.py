@@ -95,7 +95,7 @@ def test_every_point_of_a_refusal() -> None:
 
 async def life_over_sockets(pki: Pki) -> None:
     async with trio.open_nursery() as nursery:
-        config = LinkListener(pki.server, Address("127.0.0.1", 0), TRUST_DOMAIN)
+        config = LinkListener(pki.server, Address("127.0.0.1", 0), trust_domain=TRUST_DOMAIN)
         (address,) = await nursery.start(partial(serve, config, talk, limits=NARROW))
         async with connect(address, pki.node(), TRUST_DOMAIN, limits=NARROW) as session:
             await ask(session)

@@ -132,7 +132,7 @@ async def test_with_the_link_up(tmp_path: Path, pki: Pki) -> None:
                 beats.set()
 
     async with trio.open_nursery() as nursery:
-        listener = LinkListener(pki.server, Address("127.0.0.1", 0), TRUST_DOMAIN)
+        listener = LinkListener(pki.server, Address("127.0.0.1", 0), trust_domain=TRUST_DOMAIN)
         (address,) = await nursery.start(partial(serve, listener, handler))
         async with agent(tmp_path, pki, address) as daemon:
             await beats.wait()
@@ -152,7 +152,7 @@ async def test_with_the_link_half_open(tmp_path: Path, pki: Pki) -> None:
         await trio.sleep_forever()
 
     async with trio.open_nursery() as nursery:
-        listener = LinkListener(pki.server, Address("127.0.0.1", 0), TRUST_DOMAIN)
+        listener = LinkListener(pki.server, Address("127.0.0.1", 0), trust_domain=TRUST_DOMAIN)
         (address,) = await nursery.start(partial(serve, listener, handler))
         proxy: Proxy = await nursery.start(Proxy(address).run)
         async with agent(tmp_path, pki, proxy.address) as daemon:
@@ -168,7 +168,7 @@ async def test_refused(tmp_path: Path, pki: Pki) -> None:
         raise AssertionError("it must not get this far")
 
     async with trio.open_nursery() as nursery:
-        listener = LinkListener(pki.server, Address("127.0.0.1", 0), TRUST_DOMAIN)
+        listener = LinkListener(pki.server, Address("127.0.0.1", 0), trust_domain=TRUST_DOMAIN)
         (address,) = await nursery.start(partial(serve, listener, handler))
         async with agent(tmp_path, pki, address, node="n2") as daemon:
             await daemon.until_it_says("refused by the control plane")

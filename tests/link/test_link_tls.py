@@ -43,7 +43,7 @@ async def listening(pki: Pki, wall: Callable[[], float] = time.time) -> AsyncIte
         await session.receive()
 
     async with trio.open_nursery() as nursery:
-        config = LinkListener(pki.server, Address("127.0.0.1", 0), TRUST_DOMAIN)
+        config = LinkListener(pki.server, Address("127.0.0.1", 0), trust_domain=TRUST_DOMAIN)
         (address,) = await nursery.start(partial(serve, config, handler, wall=wall, handshake_s=2.0))
         made.address = Address("localhost", address.port)
         yield made

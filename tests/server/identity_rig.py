@@ -98,7 +98,7 @@ async def plane(
         ca.issue_server(folder / "ca", ("localhost", "127.0.0.1"), folder / "server", 30, now)
     tls = TlsFiles(*(str(folder / "server" / name) for name in ("cert.pem", "key.pem", "ca.pem")))
     about = Issuing(str(folder / "ca"), hours, expired_days) if issuing else None
-    listener = LinkListener(tls, Address("127.0.0.1", 0), DOMAIN, about, nodes)
+    listener = LinkListener(tls, Address("127.0.0.1", 0), trust_domain=DOMAIN, issuing=about, nodes=nodes)
     async with sqlite_store(folder / "db") as store:
         cluster = await remembered(store, Settings(), now, lambda: None)
         made = Plane(folder, store, listener, cluster)

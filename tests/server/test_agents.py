@@ -11,7 +11,7 @@ import trio
 import trio.testing
 
 from fakes.fleet.store import Disk, MemoryStore
-from llmgw.link.messages import DrainShard, Heartbeat, Welcome
+from llmgw.link.messages import DrainShard, Heartbeat, Register, Welcome
 from llmgw.link.protocol import Role
 from llmgw.link.server import attend
 from llmgw.link.session import PeerGone, Session, open_session
@@ -34,7 +34,7 @@ class Service:
         self.agents = Agents(self.cluster, store, trio.current_time)  # type: ignore[arg-type]
 
     @asynccontextmanager
-    async def agent(self) -> AsyncIterator[Session]:
+    async def agent(self, first: Register | None = None) -> AsyncIterator[Session]:
         ours, theirs = trio.testing.memory_stream_pair()
 
         async def serve() -> None:
@@ -43,7 +43,7 @@ class Service:
 
         self._nursery.start_soon(serve)
         async with open_session(ours, Role.AGENT, peer="server", remote="memory") as session:
-            await session.send(register())
+            await session.send(first or register())
             assert isinstance(await session.receive(), Welcome)
             yield session
 

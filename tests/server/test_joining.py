@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import ssl
 import time
 from collections.abc import Callable
@@ -141,10 +142,10 @@ async def test_whoever_gets_it_wrong_too_often_has_to_wait(tmp_path: Path) -> No
         for _ in range(10):
             await refused(at, evolve(good, secret="A" * 43))
         assert "too many attempts from 127.0.0.1" in (await refused(at, good)).found
-        at.ahead_s = 45.0
-        assert "too many attempts" in (await refused(at, good)).found
-        at.ahead_s = 61.0
-        assert "expired at" in (await refused(at, good)).found
+        at.ahead_s = -3600.0  # a clock that is set back makes nobody wait for longer
+        told = await refused(at, good)
+        assert "too many attempts" in told.found
+        assert 0 < int(re.fullmatch(r"try again in (\d+) s", told.remedy)[1]) <= 60  # type: ignore[index]
 
 
 async def test_a_stranger_with_another_ca_never_sees_the_token(tmp_path: Path) -> None:
