@@ -12,12 +12,12 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from jsonschema import Draft202012Validator
 
+from llmgw.settings.daemon import Address
 from llmgw.store.opening import sqlite_store
 from llmgw.web.access import Access
 from llmgw.web.api import app
 from llmgw.web.openapi import document
 from llmgw.web.serve import listen, serve
-from llmgw.settings.daemon import Address
 from tests.server.test_jobs import Plane
 from tests.web.admin import TOKEN, Admin, Picture
 
@@ -47,7 +47,8 @@ def values(schema: dict[str, Any]) -> st.SearchStrategy[Any]:
             must = set(schema.get("required", ()))
             parts = {name: values(part) for name, part in schema["properties"].items()}
             return st.fixed_dictionaries(
-                {n: s for n, s in parts.items() if n in must}, optional={n: s for n, s in parts.items() if n not in must}
+                {n: s for n, s in parts.items() if n in must},
+                optional={n: s for n, s in parts.items() if n not in must},
             )
         case "object":
             return st.dictionaries(st.text(max_size=5), st.text(max_size=5), max_size=2)
