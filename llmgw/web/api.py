@@ -11,10 +11,9 @@ from typing import Any
 import orjson
 import trio
 from starlette.applications import Starlette
-from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import PlainTextResponse, Response
-from starlette.routing import BaseRoute, Route, WebSocketRoute
+from starlette.routing import BaseRoute, Match, Route, WebSocketRoute
 
 from llmgw.errors import OperatorError
 from llmgw.store.database import StoreError
@@ -272,10 +271,12 @@ def app(
     async def missing(request: Request, _error_: Exception) -> Response:
         return _error(404, f"there is no {request.url.path[:200]}", "the API is under /api/v1/")
 
-    async def method(request: Request, error: Exception) -> Response:
-        headers = error.headers if isinstance(error, HTTPException) else None
-        usable = "POST" if "POST" in (headers or {}).get("Allow", "") else "GET"
-        return _error(405, f"{request.method} is not possible here", f"use {usable}")
+    async def method(request: Request, _error_: Exception) -> Response:
+        matching = (r for r in request.app.routes if isinstance(r, Route) and r.matches(request.scope)[0] != Match.NONE)
+        usable = sorted({name for route in matching for name in route.methods or ()})
+        answer = _error(405, f"{request.method} is not possible here", f"use {' or '.join(usable)}")
+        answer.headers["allow"] = ", ".join(usable)
+        return answer
 
     every = routes(source, token, jobs, people, keys, history, doctors, operations, book, admins, watch)
     return Starlette(routes=every, exception_handlers={404: missing, 405: method})

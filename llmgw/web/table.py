@@ -11,6 +11,7 @@ from typing import Any
 from attrs import field, frozen
 
 from llmgw.web.access import Role
+from llmgw.web.audit import SEQ_MOST
 from llmgw.web.doctor import DoctorRequest
 from llmgw.web.identity import Lifted, NewDenial, NewToken
 from llmgw.web.jobs import JobRequest
@@ -131,7 +132,7 @@ OPERATIONS: tuple[Operation, ...] = (
                      "by": ({"type": "string", "pattern": "^(key|owner|model|day)(,(key|owner|model|day))*$"},
                             "What to sum by.")}),
     Operation("GET", "audit", _V, "Who did what.", {"rows": _LIST, "now": _NUMBER},
-              query={"limit": _LIMIT_50, "before": _number(1, 10**15, None, "Only rows before this one.")}),
+              query={"limit": _LIMIT_50, "before": _number(1, SEQ_MOST, None, "Only rows before this one.")}),
     Operation("GET", "audit/verify", _V, "Whether the audit is whole.", {"intact": _FLAG}),
     Operation("GET", "backup", _A, "A copy of the store, as a file."),
     Operation("POST", "doctor", _V, "Check nodes, and hold siblings against each other.",

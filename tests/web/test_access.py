@@ -56,6 +56,15 @@ class Bench:
         return await trio.to_thread.run_sync(work)
 
 
+class Clocked(Picture):
+    """A picture whose clock is the bench's."""
+
+    bench: Bench
+
+    def now(self) -> float:
+        return self.bench.at
+
+
 @asynccontextmanager
 async def bench(folder: Path) -> AsyncIterator[Bench]:
     now = time.time()
@@ -66,7 +75,9 @@ async def bench(folder: Path) -> AsyncIterator[Bench]:
         it = Bench(folder, listener.getsockname()[1], store, now)
         access = Access(TOKEN, store.people, lambda: it.at, DOMAIN)
         tls = AdminTlsContext(AdminTls(made.certificate, made.key, made.ca))
-        await nursery.start(serve, app(Picture(), access, admins=store.people), listener, tls)
+        picture = Clocked()
+        picture.bench = it
+        await nursery.start(serve, app(picture, access, admins=store.people), listener, tls)
         yield it
         nursery.cancel_scope.cancel()
 
@@ -76,7 +87,8 @@ async def test_a_token_has_a_role_an_end_and_rows_in_the_audit(tmp_path: Path) -
         status, made = await it.ask("admin-tokens", {"name": "bob", "role": "viewer", "ttl_s": 3600})
         assert status == 200
         token = made["token"]
-        assert (await it.ask("whoami", token=token))[1] == {"name": "token bob", "role": "viewer"}
+        told = (await it.ask("whoami", token=token))[1]
+        assert told == {"name": "token bob", "role": "viewer"}, told
         status, answer = await it.ask("brake/release", {}, token=token)
         assert (status, answer["error"]["reason"]) == (403, "token bob is a viewer, and this takes an operator")
         status, answer = await it.ask("admin-tokens", {"name": "eve", "role": "admin"}, token=token)
