@@ -78,7 +78,7 @@ def logs(ctx: click.Context, name: str, rank: int, lines: int, follow: bool, pre
     """What the engine of REPLICA writes, from its node, over the agent's link.
 
     Keys, tokens and passwords are hidden, and control characters do nothing to your terminal. Whoever reads too slowly
-    is told how much was left out. Exit code 2 when it cannot be had: its node is away, or there is no such log any more.
+    is told how much was left out. Exit code 2 when it cannot be had: its node is away, or there is no such log.
     """
     if follow and previous:
         raise click.UsageError("the start before has ended: there is nothing to follow")
