@@ -123,7 +123,7 @@ def status(ctx: click.Context, as_json: bool) -> None:
         now = time.time()
         click.echo(f"node {config.id}: its agent {'runs' if running else 'does not run'}")
         if link is None:
-            click.echo("link: no agent has ever run here")
+            click.echo(f"link: {'no connection was tried yet' if running else 'no agent has ever run here'}")
         elif link.connected:
             word = "connected" if running else "was connected when the agent ended"
             click.echo(f"link: {word}, {link.control_plane}, since {ago(link.since, now)}")

@@ -17,7 +17,7 @@ from llmgw.link.messages import Refused
 from llmgw.link.protocol import DEFAULT_LIMITS, LinkLimits, Role
 from llmgw.link.rejected import rejected
 from llmgw.link.session import LinkRefused, PeerGone, Session, Unreached, open_session
-from llmgw.link.tcp import bound_unacknowledged
+from llmgw.link.tcp import bound_unacknowledged, why_unreached
 from llmgw.link.tls import TlsError, TlsStream, client_context, handshake, verified_chain
 from llmgw.settings.daemon import Address, TlsFiles
 
@@ -76,12 +76,8 @@ async def _dial(address: Address, thing: str, within_s: float) -> trio.SocketStr
     except trio.TooSlowError as cause:
         raise Unreached(thing, f"no connection within {within_s:g} s", "check the address and the firewall") from cause
     except OSError as cause:
-        # Trio tries every address of a name and groups what each of them answered.
-        each = cause.__cause__.exceptions if isinstance(cause.__cause__, BaseExceptionGroup) else (cause,)
-        said = dict.fromkeys(e.strerror or str(e) for e in each if isinstance(e, OSError))
-        reason = ", ".join(said).lower()
         raise Unreached(
-            thing, f"cannot be reached: {reason}", "check the address, and that llmgw server runs"
+            thing, f"cannot be reached: {why_unreached(cause)}", "check the address, and that llmgw server runs"
         ) from cause
 
 

@@ -18,6 +18,7 @@ from llmgw.link.authority import certificates, fingerprint, pem
 from llmgw.link.codec import JOIN_ANSWERS, JOINING, MalformedError, MessageBuffer, Unknown, decode, encode
 from llmgw.link.messages import AskBundle, Bundle, Join, Joined, JoinMessage, Message, Refused
 from llmgw.link.session import LinkRefused, PeerGone
+from llmgw.link.tcp import why_unreached
 from llmgw.link.tls import JOIN_ALPN, TlsError, TlsStream, explain, handshake, joining_context, verified_chain
 from llmgw.link.tokens import JoinToken
 from llmgw.link.trust import anchor
@@ -111,8 +112,8 @@ async def _exchange(
             remedy = "nothing can join there: set link.issuing in server.yaml"
         raise PeerGone(thing, failed.reason, remedy) from failed
     except OSError as failed:
-        reason = (failed.strerror or str(failed)).lower()
-        raise PeerGone(thing, f"cannot be reached: {reason}", "check --server, and that llmgw server runs") from failed
+        reason = f"cannot be reached: {why_unreached(failed)}"
+        raise PeerGone(thing, reason, "check --server, and that llmgw server runs") from failed
 
 
 def _known(stream: TlsStream, now: float, thing: str) -> None:

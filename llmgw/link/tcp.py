@@ -17,3 +17,9 @@ def bound_unacknowledged(stream: trio.SocketStream, seconds: float) -> None:
     if hasattr(socket, "TCP_USER_TIMEOUT"):
         with contextlib.suppress(OSError):  # a socket that is no TCP socket, or is gone already
             stream.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, int(seconds * 1000))
+
+
+def why_unreached(failed: OSError) -> str:
+    """Why nobody took a connection, in words: Trio tries every address of a name and groups what each answered."""
+    each = failed.__cause__.exceptions if isinstance(failed.__cause__, BaseExceptionGroup) else (failed,)
+    return ", ".join(dict.fromkeys(e.strerror or str(e) for e in each if isinstance(e, OSError))).lower()

@@ -366,6 +366,8 @@ class Agents:
                         await self._jobs.reported(node, report)
                 case EnginesChanged():
                     row = self._cluster.engines(node, message)
+                case RenewCertificate() if mine.full:
+                    pass  # one that asks much and reads nothing; it asks again
                 case RenewCertificate() if self._identities is not None:
                     mine.put(await self._renewed(node, mine, message, self._identities))
                 case IdentityHeld() if self._identities is not None:

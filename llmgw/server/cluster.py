@@ -29,6 +29,9 @@ from llmgw.settings.document import NodeRules, Settings
 from llmgw.settings.weight_facts import WeightFacts
 from llmgw.store.api import NodeRow, Store
 
+SHARDS = 1000
+"""So many shards of one node are known; no machine has as many, and one that says so must not cost the others."""
+
 _NO_RULES = NodeRules()
 
 
@@ -111,7 +114,7 @@ class Cluster:
             version=message.version,
             inventory=message.inventory,
             engines=message.engines,
-            reports=tuple(self._dated(message.node, report, now) for report in message.shards),
+            reports=self._dated(message.node, message.shards[:SHARDS], now),
             last_heard=now,
             weights=self._merged(message.node, message.weights or WeightsFound((), ())),
             installs=message.installs,
@@ -170,10 +173,15 @@ class Cluster:
         return self._rows[node]
 
     def report(self, node: str, report: ShardReport, now: float) -> NodeRow:
-        """A shard changed. A report of an older generation does not displace a newer one."""
+        """A shard changed. A report of an older generation does not displace a newer one.
+
+        One more than :data:`SHARDS` is not taken in.
+        """
         row = self._rows[node]
-        report = self._dated(node, report, now)
+        (report,) = self._dated(node, (report,), now)
         others = tuple(r for r in row.reports if (r.shard, r.generation) != (report.shard, report.generation))
+        if len(others) >= SHARDS:
+            return row
         self._rows[node] = evolve(row, reports=(*others, report))
         self._woken()
         return self._rows[node]
@@ -200,12 +208,11 @@ class Cluster:
             now,
         )
 
-    def _dated(self, node: str, report: ShardReport, now: float) -> ShardReport:
-        """The report with the time when its state was first heard of: nodes' clocks may be days off."""
+    def _dated(self, node: str, reports: tuple[ShardReport, ...], now: float) -> tuple[ShardReport, ...]:
+        """The reports with the time when their state was first heard of: nodes' clocks may be days off."""
         row = self._rows.get(node)
-        mark = (report.shard, report.generation, report.state)
-        known = () if row is None else row.reports
-        return evolve(report, since=next((r.since for r in known if (r.shard, r.generation, r.state) == mark), now))
+        known = {(r.shard, r.generation, r.state): r.since for r in reversed(() if row is None else row.reports)}
+        return tuple(evolve(r, since=known.get((r.shard, r.generation, r.state), now)) for r in reports)
 
     def forgotten(self, node: str, shard: str, generation: int) -> NodeRow:
         """The node dropped its record of an ended shard."""

@@ -23,6 +23,8 @@ from llmgw.telemetry.logging import logger
 
 _ID_BYTES = 6
 _KEPT = 1000
+_UNASKED = 200
+"""So many jobs that nobody here asked for are known of one node: those that its engines' starts began."""
 
 
 def sources_of(settings: Settings, what: str) -> tuple[HubSource, ...]:
@@ -146,6 +148,8 @@ class Jobs:
 
     async def reported(self, node: str, report: JobReport) -> None:
         """A node said how a job is. What another node's job is called like is not taken for it."""
+        if report.id not in self._rows and not self._room(node):
+            return
         row = self._rows.get(report.id, JobRow(node, report, seen=False))
         if row.node != node or (row.report.state.ended and row.seen):
             return
@@ -159,6 +163,16 @@ class Jobs:
         self._log.info("job", job=report.id, node=node, subject=report.subject, state=report.state.value,
                        reason=report.reason)  # fmt: skip
         await self._keep(row)
+
+    def _room(self, node: str) -> bool:
+        """Whether one more job of this node can be known that nobody here asked for; its oldest end makes way."""
+        unasked = [i for i, row in self._rows.items() if row.node == node and row.spec is None]
+        if len(unasked) < _UNASKED:
+            return True
+        if (oldest := next((i for i in unasked if self._rows[i].report.state.ended), None)) is None:
+            return False
+        del self._rows[oldest]
+        return True
 
     async def refused(self, job: str, reason: str, remedy: str) -> None:
         """A node would not begin it."""

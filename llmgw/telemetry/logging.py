@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import logging
 import sys
 from collections.abc import MutableMapping
@@ -13,6 +14,8 @@ from llmgw.settings.daemon import Log, LogFormat
 
 _SECRET_KEYS = frozenset({"api_key", "authorization", "token", "secret", "password", "key_pem"})
 
+_MOST_CHARS = 4000
+
 
 def _redact(_logger: Any, _method: str, event: MutableMapping[str, Any]) -> MutableMapping[str, Any]:
     """Blank every value whose key says that it is a secret."""
@@ -21,13 +24,36 @@ def _redact(_logger: Any, _method: str, event: MutableMapping[str, Any]) -> Muta
     return event
 
 
+def _tame(_logger: Any, _method: str, event: MutableMapping[str, Any]) -> MutableMapping[str, Any]:
+    """Cut every text to a bounded length: much of what is logged was said by somebody else."""
+    for key, value in event.items():
+        if isinstance(value, str) and len(value) > _MOST_CHARS:
+            event[key] = f"{value[:_MOST_CHARS]}… ({len(value)} characters)"
+    return event
+
+
+def _printable(_logger: Any, _method: str, event: MutableMapping[str, Any]) -> MutableMapping[str, Any]:
+    """Escape what would steer a terminal or begin a line; JSON does that by itself."""
+    for key, value in event.items():
+        if isinstance(value, str) and not value.isprintable():
+            event[key] = "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in value)
+    return event
+
+
+def _traceback(out: TextIO, about: structlog.typing.ExcInfo) -> None:
+    """An exception may quote what somebody said."""
+    whole = io.StringIO()
+    structlog.dev.plain_traceback(whole, about)
+    out.write("".join(c if c.isprintable() or c == "\n" else "?" for c in whole.getvalue()))
+
+
 def configure(log: Log, daemon: str, stream: TextIO | None = None) -> None:
     """Set up logging for this process; ``daemon`` (``server``, ``agent``, ``router``) is on every line."""
     out = sys.stderr if stream is None else stream
     text = log.format is LogFormat.TEXT or (log.format is LogFormat.AUTO and out.isatty())
     renderer: Any
     if text:
-        renderer = structlog.dev.ConsoleRenderer(colors=out.isatty(), exception_formatter=structlog.dev.plain_traceback)
+        renderer = structlog.dev.ConsoleRenderer(colors=out.isatty(), exception_formatter=_traceback)
     else:
         renderer = structlog.processors.JSONRenderer()
     structlog.configure(
@@ -36,7 +62,8 @@ def configure(log: Log, daemon: str, stream: TextIO | None = None) -> None:
             structlog.processors.add_log_level,
             structlog.processors.TimeStamper(fmt="iso", utc=True),
             _redact,
-            *([] if text else [structlog.processors.format_exc_info]),
+            _tame,
+            _printable if text else structlog.processors.format_exc_info,
             renderer,
         ],
         wrapper_class=structlog.make_filtering_bound_logger(logging.getLevelNamesMapping()[log.level.upper()]),

@@ -134,3 +134,54 @@ async def test_whoever_waits_wakes_up_when_the_session_is_closed(autojump_clock:
                 await agent.receive()
             with pytest.raises(PeerGone):
                 await agent.send(Heartbeat(1))
+
+
+async def test_whether_a_peer_is_there_is_asked_once_however_many_want_to_know(
+    autojump_clock: trio.testing.MockClock,
+) -> None:
+    ours, theirs = trio.testing.memory_stream_pair()
+    async with trio.open_nursery() as nursery:
+
+        async def agent() -> None:
+            async with open_session(theirs, Role.AGENT, peer="s", remote="memory") as session:
+                await session.send(register())
+                with suppress(PeerGone):
+                    await session.receive()
+
+        nursery.start_soon(agent)
+        async with open_session(ours, Role.SERVER, peer="n1", remote="memory") as session:
+            await session.receive()
+            said: list[bool] = []
+
+            async def ask() -> None:
+                said.append(await session.answers(2.0))
+
+            async with trio.open_nursery() as asked:
+                for _ in range(200):
+                    asked.start_soon(ask)
+            assert said == [True] * 200
+            began = trio.current_time()
+            while trio.current_time() < began + 3:
+                assert await session.answers(2.0)
+                await trio.sleep(0.01)
+            assert session._protocol.ended is None, "the agent does not take it for a flood of PINGs"
+
+
+async def test_who_is_let_wait_for_what_it_costs_counts_as_there(autojump_clock: trio.testing.MockClock) -> None:
+    ours, theirs = trio.testing.memory_stream_pair()
+    async with trio.open_nursery() as nursery:
+
+        async def agent() -> None:
+            async with open_session(theirs, Role.AGENT, peer="s", remote="memory") as session:
+                await session.send(register())
+                with suppress(PeerGone):
+                    await session.receive()
+
+        nursery.start_soon(agent)
+        async with open_session(ours, Role.SERVER, peer="n1", remote="memory") as session:
+            await session.receive()
+            nursery.start_soon(session._charge, 1.0)  # so much was spent that nothing of it is read for 5 s
+            await trio.testing.wait_all_tasks_blocked()
+            began = trio.current_time()
+            assert await session.answers(2.0)
+            assert trio.current_time() == began

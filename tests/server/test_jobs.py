@@ -123,3 +123,20 @@ async def test_who_began_and_who_ended_a_job_is_in_the_audit(tmp_path: Path) -> 
             ("job.cancel", row.report.id, "you", "enough", "fetch hf:org/a@main on n1"),
             ("job.run", row.report.id, "me", "", "fetch hf:org/a@main on n1"),
         ]
+
+
+async def test_jobs_that_nobody_asked_for_make_way_for_each_other_and_for_no_other_nodes(tmp_path: Path) -> None:
+    async with sqlite_store(tmp_path / "db") as store:
+        plane = Plane(store)
+        (asked,) = await plane.jobs.fetch("n1", "m", "me")
+        other = evolve(asked.report, id="job-other", state=JobState.DONE)
+        await plane.jobs.reported("n2", other)
+        for number in range(300):
+            await plane.jobs.reported("n1", evolve(asked.report, id=f"job-{number}", state=JobState.DONE))
+        known = [row.report.id for row in plane.jobs.rows()]
+        assert known == [asked.report.id, "job-other", *(f"job-{n}" for n in range(100, 300))]
+        for number in range(300, 600):
+            await plane.jobs.reported("n1", evolve(asked.report, id=f"job-{number}", state=JobState.RUNNING))
+        assert len(plane.jobs.rows()) == 202
+        await plane.jobs.reported("n1", evolve(asked.report, state=JobState.RUNNING))
+        assert plane.jobs.row(asked.report.id).report.state is JobState.RUNNING, "what was asked for goes on"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import socket
 import ssl
 import time
 from collections.abc import Callable
@@ -364,3 +365,11 @@ def test_a_certificate_that_was_not_asked_for_is_not_taken(tmp_path: Path) -> No
     with pytest.raises(PeerError, match="is for node n1"):
         joining.check_joined(joined(), sha256, "n2")
     assert fingerprint(issuer.root) != fingerprint(other.root)
+
+
+async def test_a_control_plane_that_is_not_there_is_told_from_one_that_is_silent() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as unused:
+        port = unused.getsockname()[1]
+    token = tokens.new("0" * 64)
+    with pytest.raises(PeerGone, match="cannot be reached: .*connection refused"):
+        await joining.ask(Address("localhost", port), token, request_for(new_key()), "", time.time())

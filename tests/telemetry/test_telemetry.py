@@ -45,6 +45,24 @@ def test_text_for_people_and_exceptions_in_both() -> None:
         assert "failed" in out.getvalue()
 
 
+@pytest.mark.parametrize("form", [LogFormat.TEXT, LogFormat.JSON])
+def test_what_somebody_else_said_neither_steers_a_terminal_nor_fills_a_disk(form: LogFormat) -> None:
+    said = "\x1b[2J\nfake=line\u202e\x07\u2028"
+    out = io.StringIO()
+    configure(Log(LogLevel.INFO, form), "server", out)
+    log = logger("link")
+    log.warning(f"quoted {said}", short=said, tag="\x1b[31m", long="x" * 4_000_000, many=[said])
+    try:
+        raise ValueError(said)
+    except ValueError:
+        log.exception("failed")
+    lines = out.getvalue().splitlines(keepends=True)
+    assert all(line[:-1].isprintable() for line in lines), "no control character but the line's own end"
+    assert not any(line.lstrip().startswith("fake=") for line in lines if form is LogFormat.JSON)
+    assert len(out.getvalue()) < 10_000
+    assert "x… (4000000 characters)" in out.getvalue() or "x\\u2026 (4000000 characters)" in out.getvalue()
+
+
 def test_gauges_are_what_the_last_pass_saw() -> None:
     metrics = ControlPlaneMetrics()
     state = cluster((node(devices=(device(0), device(1, fault="broken"))),), (model(replicas=2),))
