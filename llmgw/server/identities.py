@@ -293,7 +293,7 @@ class Identities:
 
     async def forget(self, node: str, by: str) -> bool:
         """Forget a node; whether there was one."""
-        there = await self._store.forget_node(node, self._event("node.evict", node, by, "forgotten"))
+        there = await self._store.forget_node(node, self._event("node.forget", node, by, "forgotten"))
         self._held.pop(node, None)
         self.enrolment.issued.pop(node, None)
         return there

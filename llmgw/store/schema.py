@@ -226,7 +226,7 @@ _ONE_AUDIT = 8
 
 _ACTIONS = {
     "token-created": "token.create", "token-revoked": "token.revoke", "token-used": "token.use",
-    "joined": "node.join", "denied": "node.deny", "deny-lifted": "node.lift", "evicted": "node.evict",
+    "joined": "node.join", "denied": "node.deny", "deny-lifted": "node.lift", "evicted": "node.forget",
     "renewed-expired": "node.renew-expired", "created": "key.create", "changed": "key.change",
     "rotated": "key.rotate", "revoked": "key.revoke",
 }  # fmt: skip

@@ -84,7 +84,7 @@ def test_a_node_joins_is_kept_out_and_forgotten(system: System) -> None:
     assert llmgw(*ctl, "node", "forget", "--yes", "gpu-9").returncode == 0
     assert "gpu-9" not in llmgw(*ctl, "nodes").stdout
     told = llmgw(*ctl, "identities", "--events", "100").stdout
-    for kind in ("token.create", "token.use", "node.join", "join-refused", "node.deny", "refused", "node.evict"):
+    for kind in ("token.create", "token.use", "node.join", "join-refused", "node.deny", "refused", "node.forget"):
         assert kind in told
 
 

@@ -115,5 +115,5 @@ async def test_denied_lifted_and_evicted(tmp_path: Path) -> None:
         await until(lambda: node.link.state.connected)
         assert at.cluster.nodes() == ("n1",), "an eviction is no ban"
         kinds = [event["kind"] for event in (await it.ask("identities/events?limit=20"))[1]["events"]]
-        assert {"node.deny", "node.evict", "node.lift"} <= set(kinds)
+        assert {"node.deny", "node.forget", "node.lift"} <= set(kinds)
         nursery.cancel_scope.cancel()
