@@ -274,7 +274,11 @@ def app(
     async def method(request: Request, _error_: Exception) -> Response:
         matching = (r for r in request.app.routes if isinstance(r, Route) and r.matches(request.scope)[0] != Match.NONE)
         usable = sorted({name for route in matching for name in route.methods or ()})
-        answer = _error(405, f"{request.method} is not possible here", f"use {' or '.join(usable)}")
+        answer = _error(
+            405,
+            f"{request.method} is not possible here",
+            f"use {' or '.join(name for name in usable if name != 'HEAD')}",
+        )
         answer.headers["allow"] = ", ".join(usable)
         return answer
 

@@ -48,14 +48,20 @@ async def json_of(request: Request) -> Any:
         raise RefusedBody(400, f"is not valid JSON: {wrong}") from wrong
 
 
-async def structured(request: Request, kind: type[Any]) -> Any:
-    """The body as an object of this class; raises :class:`RefusedBody` with everything that is wrong with it."""
+def shaped(value: Any, kind: type[Any]) -> Any:
+    """A body's value as an object of this class; raises :class:`RefusedBody` with everything that is wrong with it."""
     try:
-        return _CONVERTER.structure(await json_of(request), kind)
+        return _CONVERTER.structure(value, kind)
     except cattrs.BaseValidationError as wrong:
         raise RefusedBody(400, "; ".join(cattrs.transform_error(wrong))[:500], "see docs/ctl.md") from wrong
-    except (ValueError, TypeError) as wrong:
-        raise RefusedBody(400, str(wrong)[:500], "see docs/ctl.md") from wrong
+    except (ValueError, TypeError, KeyError, AttributeError) as wrong:
+        # What is no object at all fails before anything of it is looked at.
+        raise RefusedBody(400, f"is not what is wanted here: {str(wrong)[:500]}", "see docs/ctl.md") from wrong
+
+
+async def structured(request: Request, kind: type[Any]) -> Any:
+    """The body as an object of this class. Raises as :func:`json_of` and :func:`shaped` do."""
+    return shaped(await json_of(request), kind)
 
 
 def actor(request: Request) -> str:

@@ -7,7 +7,6 @@ from contextlib import aclosing
 from typing import Any, Protocol
 
 import attrs
-import cattrs
 import orjson
 from attrs import frozen
 from starlette.requests import Request
@@ -16,13 +15,11 @@ from starlette.routing import Route
 
 from llmgw.errors import OperatorError
 from llmgw.scheduler.jobs import Install, way
-from llmgw.settings.convert import strict_converter
 from llmgw.store.api import JobRow
-from llmgw.web.bodies import actor
+from llmgw.web.bodies import actor, shaped
 from llmgw.web.source import Source
 
 _MOST_BYTES = 2 * 1024 * 1024
-_CONVERTER = strict_converter(forbid_unknown=True)
 
 Answer = Callable[[Request], Awaitable[Any]]
 Guard = Callable[[Answer], Callable[[Request], Awaitable[Response]]]
@@ -116,7 +113,7 @@ def job_routes(jobs: Jobs, source: Source, guarded: Guard) -> list[Route]:
 
     async def begin(request: Request) -> Any:
         try:
-            asked = _CONVERTER.structure(orjson.loads(await _body(request)), JobRequest)
+            asked = shaped(orjson.loads(await _body(request)), JobRequest)
             if asked.fetch is not None and asked.install is None:
                 return view(
                     *await jobs.fetch(asked.node, asked.fetch.weights, actor(request), update=asked.fetch.update)
@@ -125,8 +122,6 @@ def job_routes(jobs: Jobs, source: Source, guarded: Guard) -> list[Route]:
                 return view(await jobs.install(asked.node, asked.install, actor(request)))
         except orjson.JSONDecodeError:
             return _refused(400, "the body is no JSON", "")
-        except cattrs.BaseValidationError as wrong:
-            return _refused(400, "; ".join(cattrs.transform_error(wrong))[:500], "see the documentation of jobs")
         except OperatorError as refused:
             return _refused(400, f"{refused.thing}: {refused.reason}", refused.remedy)
         return _refused(400, "name either fetch or install", "")

@@ -7,7 +7,6 @@ from collections.abc import Callable
 from functools import partial
 from typing import Any, Protocol
 
-import cattrs
 import orjson
 import trio
 from attrs import frozen
@@ -24,7 +23,7 @@ from llmgw.settings.merge3 import Merge, merge, merged
 from llmgw.store.api import SettingsRevision, StaleBase
 from llmgw.web import planning
 from llmgw.web.audit import number
-from llmgw.web.bodies import RefusedBody, actor, json_of
+from llmgw.web.bodies import actor, structured
 from llmgw.web.jobs import Guard
 from llmgw.web.source import Source
 from llmgw.web.views import Json
@@ -120,7 +119,7 @@ def settings_routes(book: Book, source: Source, guarded: Guard) -> list[Route]:
         }  # fmt: skip
 
     async def check(request: Request) -> Any:
-        asked = _structured(await json_of(request), CheckRequest)
+        asked = await structured(request, CheckRequest)
         base = book.newest
         try:
             after = await book.read(asked.text)
@@ -144,13 +143,13 @@ def settings_routes(book: Book, source: Source, guarded: Guard) -> list[Route]:
         return None
 
     async def change(request: Request) -> Any:
-        asked = _structured(await json_of(request), ChangeRequest)
+        asked = await structured(request, ChangeRequest)
         before = book.newest
         return await _made(book, asked.text, asked.base, before,
                            partial(book.change, asked.text, asked.base, actor(request), asked.reason))  # fmt: skip
 
     async def rollback(request: Request) -> Any:
-        asked = _structured(await json_of(request), RollbackRequest)
+        asked = await structured(request, RollbackRequest)
         text, before = (await book.row(asked.revision)).text, book.newest
         work = partial(book.rollback, asked.revision, asked.base, actor(request), asked.reason)
         return await _made(book, text, asked.base, before, work)
@@ -219,11 +218,3 @@ async def _differences(book: Book, before: str, after: str) -> list[str]:
         return [str(d) for d in differences(await book.read(before), await book.read(after))]
     except OperatorError:
         return []
-
-
-def _structured(body: Any, kind: type[Any]) -> Any:
-    try:
-        return _CONVERTER.structure(body, kind)
-    except (cattrs.BaseValidationError, ValueError) as wrong:
-        said = "; ".join(cattrs.transform_error(wrong)) if isinstance(wrong, cattrs.BaseValidationError) else str(wrong)
-        raise RefusedBody(400, f"is not what is wanted here: {said[:300]}") from wrong
