@@ -371,5 +371,5 @@ async def test_a_control_plane_that_is_not_there_is_told_from_one_that_is_silent
     with socket.create_server(("127.0.0.1", 0)) as unused:
         port = unused.getsockname()[1]
     token = tokens.new("0" * 64)
-    with pytest.raises(PeerGone, match="cannot be reached: .*connection refused"):
+    with pytest.raises(PeerGone, match=r"cannot be reached: .*connection refused"):
         await joining.ask(Address("localhost", port), token, request_for(new_key()), "", time.time())
