@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 import trio
+from attrs import evolve
 from hypothesis import given
 from hypothesis import strategies as st
 
