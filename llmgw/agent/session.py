@@ -273,7 +273,9 @@ class Link:
 
     def _disconnected(self, address: Address, ended: LlmgwError) -> None:
         refused = ended.refused if isinstance(ended, LinkRefused) else None
-        state = LinkState(False, str(address), ended.reason, self._clock(), ended.remedy, refused)
+        # Where it is no fault of the other end, the reason alone does not say whose.
+        reason = f"{ended.thing} {ended.reason}" if isinstance(ended, OperatorError) else ended.reason
+        state = LinkState(False, str(address), reason, self._clock(), ended.remedy, refused)
         # Once a change, not once a try: an agent that is refused all night must not fill its log.
         # What a refusal wanted may hold the time of day, so it is told by its claim and by what was found.
         told = f"{ended.refused.claim} {ended.refused.found}" if isinstance(ended, LinkRefused) else ended.reason
@@ -286,7 +288,7 @@ class Link:
         self._stands(state)
         what = "refused by the control plane" if isinstance(ended, LinkRefused) else "not connected"
         write = self._log.error if isinstance(ended, LinkRefused | OperatorError) else self._log.warning
-        write(what, control_plane=str(address), reason=ended.reason, remedy=ended.remedy)
+        write(what, control_plane=str(address), reason=reason, remedy=ended.remedy)
 
     async def _session(self, address: Address) -> None:
         if self._identity is not None and await self._identity.expired():

@@ -65,8 +65,8 @@ class OwnFiles:
         return True
 
     def check(self) -> None:
-        """Raise :class:`OperatorError`, naming file, mode and fix, if others could reach what came over the link."""
-        for path in (self._folder, self._folder / "renewed.pem"):
+        """Raise :class:`OperatorError`, with file, mode and fix, if others could reach a key or what came by the link."""
+        for path in (Path(self._named.key), self._folder, self._folder / "renewed.pem"):
             if path.exists():
                 keyfile.check_private(path)
 

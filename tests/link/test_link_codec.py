@@ -42,12 +42,13 @@ def test_what_is_sent_is_what_arrives(message: object) -> None:
 def test_tags_are_what_other_versions_expect() -> None:
     assert set(UP) == {
         "register", "heartbeat", "hardware-changed", "weights-found", "shard-status", "job-status", "engines-changed",
-        "command-result", "not-understood", "identity-held", "renew-certificate", "log-chunk",
+        "command-result", "not-understood", "identity-held", "renew-certificate", "log-chunk", "settings-applied",
+        "doctor-report",
     }  # fmt: skip
     assert set(DOWN) == {
         "welcome", "refused", "look-for-weights", "start-shard", "drain-shard", "stop-shard", "forget-shard", "run-job",
         "cancel-job", "not-understood", "not-leader", "heartbeat-seen", "trust-bundle", "certificate-issued",
-        "renewal-refused", "tail-log", "stop-tail",
+        "renewal-refused", "tail-log", "stop-tail", "settings-changed", "run-doctor",
     }  # fmt: skip
     assert set(JOINING) == {"ask-bundle", "join"}
     assert set(JOIN_ANSWERS) == {"bundle", "joined", "refused"}

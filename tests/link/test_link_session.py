@@ -9,7 +9,7 @@ import trio
 import trio.testing
 
 from llmgw.link.messages import DrainShard, Heartbeat, Refused, Register, ShardStatus, Welcome
-from llmgw.link.protocol import LinkLimits, Role
+from llmgw.link.protocol import LinkLimits, LinkProtocol, Role
 from llmgw.link.server import attend
 from llmgw.link.session import LinkRefused, PeerGone, Session, open_session
 from tests.link.samples import REFUSED, WELCOME, register, report
@@ -170,18 +170,17 @@ async def test_whether_a_peer_is_there_is_asked_once_however_many_want_to_know(
 async def test_who_is_let_wait_for_what_it_costs_counts_as_there(autojump_clock: trio.testing.MockClock) -> None:
     ours, theirs = trio.testing.memory_stream_pair()
     async with trio.open_nursery() as nursery:
-
-        async def agent() -> None:
-            async with open_session(theirs, Role.AGENT, peer="s", remote="memory") as session:
-                await session.send(register())
-                with suppress(PeerGone):
-                    await session.receive()
-
-        nursery.start_soon(agent)
+        agent = LinkProtocol(Role.AGENT, 0.0)
+        await theirs.send_all(agent.data_to_send())
         async with open_session(ours, Role.SERVER, peer="n1", remote="memory") as session:
-            await session.receive()
-            nursery.start_soon(session._charge, 1.0)  # so much was spent that nothing of it is read for 5 s
+            while not agent.opened:
+                agent.receive(bytes(await theirs.receive_some()), 0.0)
+            agent.send(register(), 0.0)
+            await theirs.send_all(agent.data_to_send())
+            await session.receive()  # and nothing more is heard from this agent
+            assert not await session.answers(2.0)
+            nursery.start_soon(session._charge, 1.0)  # so much was spent that nothing is read for 5 s
             await trio.testing.wait_all_tasks_blocked()
-            began = trio.current_time()
             assert await session.answers(2.0)
-            assert trio.current_time() == began
+            await trio.sleep(5)
+            assert not await session.answers(2.0)

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import random
+import re
 import time
 from pathlib import Path
 
 import pytest
 import trio
+from attrs import evolve
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -376,6 +378,30 @@ def test_the_folder_of_an_identity_is_private(tmp_path: Path) -> None:
         NodeIdentity("n1", DOMAIN, own, time.time, random.Random(1))
     with pytest.raises(OperatorError, match=r"identity: has mode 0755.*chmod 700"):
         own.trust((tmp_path / "ca/root.pem").read_text() + certificates_of(tmp_path))
+
+
+def test_an_agent_does_not_start_with_a_key_that_others_can_read(tmp_path: Path) -> None:
+    ca.init(tmp_path / "ca", DOMAIN, time.time())
+    tls = ca.issue_node(tmp_path / "ca", "n1", tmp_path / "one", 1, time.time())
+    (tmp_path / "state").mkdir(mode=0o700)
+    (tmp_path / "link.pem").symlink_to(tls.key)
+    Path(tls.key).chmod(0o640)
+    for named in (tls, evolve(tls, key=str(tmp_path / "link.pem"))):
+        with pytest.raises(OperatorError, match=r"has mode 0640.*chmod 600"):
+            NodeIdentity("n1", DOMAIN, OwnFiles(named, tmp_path / "state"), time.time, random.Random(1))
+
+
+async def test_a_key_that_is_opened_while_the_agent_runs_is_named_with_its_fix(tmp_path: Path) -> None:
+    async with plane(tmp_path) as at, trio.open_nursery() as nursery:
+        node = Node(at, at.issue(), tmp_path / "state")
+        Path(node.own.files().key).chmod(0o644)
+        nursery.start_soon(node.link.run)
+        await until(lambda: bool(node.states))
+        assert re.fullmatch(r"/\S+/key.pem has mode 0644, and 0600 is the widest that is safe", node.states[0].reason)
+        assert node.states[0].remedy.startswith("run: chmod 600 /")
+        Path(node.own.files().key).chmod(0o600)
+        await until(lambda: node.link.state.connected)
+        nursery.cancel_scope.cancel()
 
 
 def test_a_disk_that_is_full_keeps_no_agent_from_starting(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
