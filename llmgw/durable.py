@@ -34,6 +34,28 @@ def staged(path: Path, data: bytes, mode: int, *, replaces: bool) -> Iterator[Pa
         fresh.unlink(missing_ok=True)
 
 
+@contextmanager
+def whole(path: Path) -> Iterator[Path]:
+    """An empty file, 0600 from the start, that becomes ``path`` at the end of the block, and is gone if that fails.
+
+    For what somebody else writes, by its name. Raises :class:`OSError`; what was at ``path`` is still there then.
+    """
+    fresh = path.with_name(f".{path.name}.new")
+    fresh.unlink(missing_ok=True)
+    os.close(os.open(fresh, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600))
+    try:
+        yield fresh
+        fd = os.open(fresh, os.O_RDONLY | os.O_CLOEXEC)
+        try:
+            os.fsync(fd)
+        finally:
+            os.close(fd)
+        fresh.replace(path)
+        sync_folder(path.parent)
+    finally:
+        fresh.unlink(missing_ok=True)
+
+
 def replace(path: Path, data: bytes, mode: int) -> None:
     """Put a file in the place of what is there: readers see the old one whole or the new one. Raises ``OSError``."""
     with staged(path, data, mode, replaces=True) as fresh:

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 TOP = Path(__file__).resolve().parents[1]
-PAGES = sorted([TOP / "README.md", *TOP.glob("docs/*.md"), *TOP.glob("packaging/*.md")])
+PAGES = sorted([TOP / "README.md", *TOP.glob("docs/**/*.md"), *TOP.glob("packaging/*.md")])
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda p: p.name)

@@ -12,6 +12,7 @@ import trio
 from llmgw.errors import OperatorError
 from llmgw.scheduler.explain import Unplaced
 from llmgw.scheduler.memory import Learned
+from llmgw.scheduler.orders import Drained, Order
 from llmgw.scheduler.scale import Scale
 from llmgw.scheduler.state import Replica
 from llmgw.store.api import JobRow, NodeRow, PassRecord, SettingsRevision, StoredDecision
@@ -33,6 +34,8 @@ class Disk:
         self.learned: tuple[Learned, ...] = ()
         self.brake_released = 0.0
         self.scales: Mapping[str, Scale] = {}
+        self.drains: Mapping[str, Drained] = {}
+        self.orders: Mapping[str, Order] = {}
         self.watched: Callable[[tuple[Replica, ...], PassRecord], None] = lambda _before, _record: None
 
 
@@ -124,6 +127,7 @@ class MemoryStore:
             disk.watched(disk.replicas, record)
             disk.replicas, disk.next_serial, disk.unplaced = record.replicas, record.next_serial, record.unplaced
             disk.scales = record.scales
+            disk.orders = {name: o for name, o in disk.orders.items() if o not in record.over}
             disk.passes += 1
             disk.decisions += len(record.decisions)
             await self._moment()
@@ -144,6 +148,29 @@ class MemoryStore:
             await self._moment()
             self._disk.brake_released = silent_since
             return self._disk.passes
+
+    async def drains(self) -> dict[str, Drained]:
+        await self._moment()
+        return dict(self._disk.drains)
+
+    async def save_drain(self, epoch: int, node: str, drained: Drained | None, act: Act) -> None:
+        async with self._turn:
+            await self._moment()
+            self._check_writable()
+            others = {name: d for name, d in self._disk.drains.items() if name != node}
+            self._disk.drains = others if drained is None else {**others, node: drained}
+            await self._moment()
+
+    async def orders(self) -> dict[str, Order]:
+        await self._moment()
+        return dict(self._disk.orders)
+
+    async def save_order(self, epoch: int, model: str, order: Order, act: Act) -> None:
+        async with self._turn:
+            await self._moment()
+            self._check_writable()
+            self._disk.orders = {**self._disk.orders, order.replica: order}
+            await self._moment()
 
     async def jobs(self) -> tuple[JobRow, ...]:
         await self._moment()

@@ -13,6 +13,9 @@ _S = ShardState
 _LAST_LINE = 200
 _NAMED = 4
 
+NOT_STARTED = "correct the engine's command in agent.yaml, or install the engine with llmgw ctl install"
+"""What to do about an engine whose program could not be executed."""
+
 CLEAR_S = 60.0
 """What is left of an engine after its exit is waited for so long: killed processes with much memory take seconds."""
 
@@ -108,7 +111,7 @@ def _fate(shard: Shard, end: Ended, now: float) -> Shard:
     last = f"; its last line: {end.last[:_LAST_LINE]}" if end.last and end.diagnosis is None else ""
     because = f"{end.diagnosis.cause}; " if end.diagnosis is not None else ""
     if end.error:
-        return Shard(_S.FAILED, now, end.error, "", exit=end.exit)
+        return Shard(_S.FAILED, now, end.error, "", exit=end.exit, remedy=NOT_STARTED)
     if shard.state is _S.STOPPING and shard.doomed is None and shard.ended_while is None:
         if end.left:
             return Shard(_S.FAILED, now, f"{shard.reason}{left}", "", exit=end.exit)

@@ -8,7 +8,7 @@ from pathlib import Path
 from attrs import frozen
 
 from llmgw.agent import attempts, logs, process, records
-from llmgw.agent.ending import ended
+from llmgw.agent.ending import NOT_STARTED, ended
 from llmgw.agent.events import Ended
 from llmgw.agent.records import Record
 from llmgw.agent.shard import Shard, adopted
@@ -90,4 +90,5 @@ def _past(record: Record, end: records.End | None, found: Diagnosis | None, now:
         reason = "the machine was restarted"
     if found is not None:
         reason = f"{found.cause}; {reason}"
-    return Shard(ShardState.FAILED, at, reason, "", exit=code, diagnosis=found, ended_at=at)
+    remedy = NOT_STARTED if end is not None and end.error else ""
+    return Shard(ShardState.FAILED, at, reason, "", exit=code, diagnosis=found, ended_at=at, remedy=remedy)

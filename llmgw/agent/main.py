@@ -29,6 +29,7 @@ from llmgw.agent.own_file import OwnFile
 from llmgw.agent.session import Link, Outbox
 from llmgw.agent.shards import Shards
 from llmgw.agent.systemd import notify
+from llmgw.agent.tails import Tails
 from llmgw.agent.turnover import Turnover
 from llmgw.agent.weights import Weights
 from llmgw.discovery.weights import hub_cache
@@ -128,6 +129,7 @@ async def _life(
         identity=identity,
         settings=offers,
         stands=LinkFile(Path(config.state_dir)).write,
+        tails=lambda send: Tails(Path(config.state_dir), shards.secret, shards.writes, send),
     )
     try:
         async with trio.open_nursery() as root:

@@ -22,6 +22,7 @@ from attrs import field, frozen
 from llmgw.agent.process import Grip, Known
 from llmgw.agent.proctree import must_be_seen
 from llmgw.agent.shard import Doom
+from llmgw.discovery.host import boot_id
 from llmgw.errors import OperatorError
 from llmgw.scheduler.state import Exit, ShardReport, ShardState
 from llmgw.settings.catalog import Profile
@@ -103,15 +104,23 @@ class Record:
 
 @frozen
 class Pids:
-    """``shim.json``: the two processes, with the clock ticks from boot to their starts."""
+    """``shim.json``: the two processes, with the clock ticks from boot to their starts, and which boot that was."""
 
     shim: int
     shim_start: int | None
     engine: int | None
     engine_start: int | None
+    boot: str = ""
+
+    @property
+    def here(self) -> bool:
+        """Whether they are of this boot: after another one their numbers may be anybody's. Older shims do not say."""
+        return self.boot in ("", boot_id())
 
     def grip(self) -> Grip | None:
         """A hold on the shim, or on the engine when only that is left."""
+        if not self.here:
+            return None
         shim = None if self.shim_start is None else Known(self.shim, self.shim_start)
         engine = None
         if self.engine is not None and self.engine_start is not None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from contextlib import AbstractAsyncContextManager
 
 import trio
@@ -13,6 +13,7 @@ from llmgw.agent.dispatch import Dispatch
 from llmgw.agent.epoch import Epoch
 from llmgw.agent.identity import NodeIdentity
 from llmgw.agent.offers import Offers
+from llmgw.agent.tails import Tails
 from llmgw.agent.weights import Weights
 from llmgw.errors import LlmgwError, OperatorError, PeerError
 from llmgw.hardware.delta import diff
@@ -34,6 +35,7 @@ from llmgw.link.messages import (
     Heartbeat,
     HeartbeatSeen,
     JobStatus,
+    LogChunk,
     LookForWeights,
     NotLeader,
     NotUnderstood,
@@ -47,6 +49,8 @@ from llmgw.link.messages import (
     ShardStatus,
     StartShard,
     StopShard,
+    StopTail,
+    TailLog,
     TrustBundle,
     Welcome,
 )
@@ -68,6 +72,9 @@ _PATIENCE_S = 15.0
 _COMMANDS_WAITING = 100
 _RESULTS_WAITING = 1000
 """Beyond these nothing more is read: flow control then stops a control plane that does not take its answers."""
+
+MakeTails = Callable[[Callable[[LogChunk], Awaitable[None]]], Tails]
+"""Makes the readers of logs of one session, given what sends a chunk."""
 
 Dial = Callable[[Address], AbstractAsyncContextManager[Session]]
 """Opens the link to a control plane, see :func:`llmgw.link.client.connect`."""
@@ -223,6 +230,7 @@ class Link:
         identity: NodeIdentity | None = None,
         settings: Offers | None = None,
         stands: Callable[[LinkState], None] = lambda _: None,
+        tails: MakeTails | None = None,
     ) -> None:
         self._config = config
         self._jobs = jobs
@@ -230,6 +238,7 @@ class Link:
         self._identity = identity
         self._settings = settings
         self._stands = stands
+        self._make_tails = tails
         self._dial = dial
         self._weights = weights
         self._reports = reports
@@ -343,7 +352,7 @@ class Link:
                 self._identity.connected()
                 nursery.start_soon(self._renewing, self._identity, session)
             try:
-                await self._listen(address, session, welcome.heartbeat_s, commands)
+                await self._listen(address, session, welcome.heartbeat_s, commands, nursery)
             except PeerError as gone:
                 ended = gone
             nursery.cancel_scope.cancel(reason="session over")
@@ -380,8 +389,14 @@ class Link:
         return tuple(k for k in EngineKind if k in kinds)
 
     async def _listen(
-        self, address: Address, session: Session, beat_s: float, commands: trio.MemorySendChannel[Command]
+        self,
+        address: Address,
+        session: Session,
+        beat_s: float,
+        commands: trio.MemorySendChannel[Command],
+        nursery: trio.Nursery,
     ) -> None:
+        tails = None if self._make_tails is None else self._make_tails(session.send)
         answered = False  # a control plane of an older version never does
         while True:
             await self._outbox.room()
@@ -402,6 +417,8 @@ class Link:
                     self._weights.ask(names)
                 case SettingsChanged(settings=settings) if self._settings is not None:
                     self._settings.offered(settings, self._outbox.settings)
+                case TailLog() | StopTail() if tails is not None:
+                    tails.heard(message, nursery)
                 case Unknown(tag=tag):
                     self._outbox.result(NotUnderstood(tag))
                 case NotUnderstood(tag=tag):

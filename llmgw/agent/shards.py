@@ -84,6 +84,16 @@ class Shards:
         """The supervisor of this start of this shard."""
         return self._known.get((shard, generation))
 
+    def secret(self, shard: str, generation: int) -> str | None:
+        """What the engine of this start wants as a bearer token, if it is known."""
+        known = self.find(shard, generation)
+        return known.record.api_key if isinstance(known, Supervisor) else None
+
+    def writes(self, shard: str, generation: int) -> bool:
+        """Whether there is, or may yet be, an engine of this start that writes its log."""
+        known = self.find(shard, generation)
+        return known is not None and not known.shard.state.ended
+
     def alive(self) -> Iterable[Supervisor | Pending]:
         """Those whose engine has not ended, or is yet to be launched."""
         return [s for s in self._known.values() if not s.shard.state.ended]

@@ -112,7 +112,7 @@ class Tracking:
         """The engine's living processes, all of them. Blocking."""
         above, shim = None, None
         pids = records.pids(self._folder)
-        if pids is not None:
+        if pids is not None and pids.here:
             if self._is(pids.shim, pids.shim_start):
                 above = shim = pids.shim
             elif pids.engine is not None and self._is(pids.engine, pids.engine_start):

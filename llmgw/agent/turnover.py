@@ -68,6 +68,7 @@ class Turnover:
         life: Life,
         usable: Usable,
         step: Callable[[str], None] = lambda _: None,
+        proven_s: float = PROVEN_S,
     ) -> None:
         self._own = own
         self._stamp = self._seen = own.stamp()
@@ -81,6 +82,7 @@ class Turnover:
         self._life = life
         self._usable = usable
         self._step = step
+        self._proven_s = proven_s
         self._failed: list[_Failed] = []
         self._up = False
         self._offer: tuple[NodeSettings, Answer] | None = None
@@ -168,7 +170,7 @@ class Turnover:
 
     async def _prove(self) -> None:
         """What is new has worked for a while: from now on it is what to go back to."""
-        await trio.sleep(PROVEN_S)
+        await trio.sleep(self._proven_s)
         async with self._writing:
             if self._plan.trial:
                 await self._write(evolve(self._kept, used=self._plan.settings, trial=None, tries=0))

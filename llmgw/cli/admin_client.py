@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import http.client
 import json
+import os
 import shutil
+import ssl
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
@@ -14,14 +16,26 @@ from urllib.parse import urlsplit
 import click
 from attrs import frozen
 
+from llmgw.cli import contexts
 from llmgw.cli.files import server_config
 from llmgw.errors import OperatorError, PeerError
 from llmgw.web.auth import TOKEN_FILE, read_token
 
 _TIMEOUT_S = 10.0
+_STREAM_S = 20.0
+"""Of a stream something comes every few seconds."""
 _SAVING_S = 60.0
 _CHUNK = 256 * 1024
 _DEFAULT_CONFIGS = (Path("server.yaml"), Path("/etc/llmgw/server.yaml"))
+
+
+class Refused(OperatorError):
+    """The control plane answered with an error. ``answer`` is all that it said."""
+
+    def __init__(self, name: str, status: int, answer: Any, said: Mapping[str, str]) -> None:
+        super().__init__(name, said.get("reason", f"answered {status}"), said.get("remedy", ""))
+        self.status = status
+        self.answer = answer
 
 
 @frozen
@@ -31,6 +45,7 @@ class AdminClient:
     host: str
     port: int
     token: str
+    tls: ssl.SSLContext | None = None
 
     def get(self, path: str, timeout_s: float = _TIMEOUT_S) -> Any:
         """The JSON answer of ``GET /api/v1/<path>``.
@@ -55,12 +70,31 @@ class AdminClient:
                 shutil.copyfileobj(answer, out, _CHUNK)
         return file.stat().st_size
 
+    def lines(self, path: str) -> Iterator[Any]:
+        """The JSON of each line of the answer of ``GET /api/v1/<path>``, as it comes; raises as :meth:`get` does."""
+        address = f"{self.host}:{self.port}"
+        connection = http.client.HTTPConnection(self.host, self.port, timeout=_STREAM_S)
+        try:
+            connection.request("GET", f"/api/v1/{path}", None, {"authorization": f"Bearer {self.token}"})
+            answer = connection.getresponse()
+            if answer.status != 200:
+                said = json.loads(answer.read()).get("error", {})
+                raise OperatorError(f"admin API at {address}", said.get("reason", ""), said.get("remedy", ""))
+            while line := answer.readline():
+                yield json.loads(line)
+        except (OSError, http.client.HTTPException, ValueError) as failed:
+            reason = getattr(failed, "strerror", None) or str(failed) or type(failed).__name__
+            raise PeerError(f"admin API at {address}", f"does not answer: {reason}", "see --admin") from failed
+        finally:
+            connection.close()
+
     def _ask(self, method: str, path: str, body: bytes | None, timeout_s: float) -> Any:
         with self._answer(method, path, body, timeout_s) as answer:
             return self._value(answer.status, answer.read())
 
     @property
-    def _name(self) -> str:
+    def name(self) -> str:
+        """What it is called in errors."""
         return f"admin API at {self.host}:{self.port}"
 
     @contextmanager
@@ -68,8 +102,12 @@ class AdminClient:
         self, method: str, path: str, body: bytes | None, timeout_s: float
     ) -> Iterator[http.client.HTTPResponse]:
         """An answer whose content is to be read in the block; between two pieces of it may be ``timeout_s``."""
-        connection = http.client.HTTPConnection(self.host, self.port, timeout=timeout_s)
-        fields = {"authorization": f"Bearer {self.token}"}
+        connection = (
+            http.client.HTTPConnection(self.host, self.port, timeout=timeout_s)
+            if self.tls is None
+            else http.client.HTTPSConnection(self.host, self.port, timeout=timeout_s, context=self.tls)
+        )
+        fields = {"authorization": f"Bearer {self.token}"} if self.token else {}
         if body is not None:
             fields["content-type"] = "application/json"
         try:
@@ -78,7 +116,7 @@ class AdminClient:
         except (OSError, http.client.HTTPException) as failed:
             reason = getattr(failed, "strerror", None) or str(failed) or type(failed).__name__
             raise PeerError(
-                self._name, f"does not answer: {reason}", "check that llmgw server runs, and --admin"
+                self.name, f"does not answer: {reason}", "check that llmgw server runs, and --admin"
             ) from failed
         finally:
             connection.close()
@@ -88,11 +126,11 @@ class AdminClient:
             value = json.loads(content)
         except ValueError as failed:
             raise PeerError(
-                self._name, f"answered {status} and no JSON", "is it an llmgw server? see --admin"
+                self.name, f"answered {status} and no JSON", "is it an llmgw server? see --admin"
             ) from failed
         if status != 200:
             said = value.get("error", {}) if isinstance(value, dict) else {}
-            raise OperatorError(self._name, said.get("reason", f"answered {status}"), said.get("remedy", ""))
+            raise Refused(self.name, status, value, said)
         return value
 
 
@@ -101,25 +139,70 @@ def client_of(ctx: click.Context) -> AdminClient:
     return connect(*ctx.obj)
 
 
-def connect(admin: str | None, token_file: Path | None, config: Path | None) -> AdminClient:
-    """Find the admin listener and the token: from the options, else from ``server.yaml``."""
+def connect(admin: str | None, token_file: Path | None, config: Path | None, context: str | None = None) -> AdminClient:
+    """Find the admin listener, and who one is there.
+
+    In this order: the context that is named; the other options and their variables; the context of ``LLMGW_CONTEXT``;
+    the context in use; ``server.yaml`` here or in ``/etc/llmgw``. Raises :class:`OperatorError`.
+    """
+    given = not (admin is None and token_file is None and config is None)
+    if context is None and not given:
+        context = os.environ.get("LLMGW_CONTEXT") or contexts.load().current or None
+    if context is not None:
+        if given:
+            raise OperatorError("--context", "is given beside --config, --admin or --token-file", "leave one out")
+        return of_context(contexts.load().named(context))
     if config is None and (admin is None or token_file is None):
         config = next((path for path in _DEFAULT_CONFIGS if path.exists()), None)
         if config is None:
             raise OperatorError(
                 "llmgw ctl",
                 "it is not said which control plane to ask",
-                "name its server.yaml with --config, or give --admin http://HOST:PORT and --token-file FILE",
+                "name its server.yaml with --config, a context with --context, or give --admin and --token-file",
             )
     host, port = "", 0
+    tls: ssl.SSLContext | None = None
     if config is not None:
         server = server_config(config)
         host, port = server.admin.listen.host, server.admin.listen.port
         token_file = token_file or Path(server.state_dir) / TOKEN_FILE
+        if server.admin.tls is not None:
+            tls = _own(server.admin.tls.certificate)
     if admin is not None:
-        parts = urlsplit(admin if "//" in admin else f"http://{admin}")
-        if parts.scheme != "http" or not parts.hostname:
-            raise OperatorError("--admin", f"expected http://HOST:PORT, found {admin}")
-        host, port = parts.hostname, parts.port or 8001
+        secure, host, port = _parts(admin, "--admin")
+        if secure and tls is None:
+            tls = ssl.create_default_context()
+        if not secure:
+            tls = None
     assert token_file is not None
-    return AdminClient({"0.0.0.0": "127.0.0.1", "::": "::1"}.get(host, host), port, read_token(token_file))
+    return AdminClient({"0.0.0.0": "127.0.0.1", "::": "::1"}.get(host, host), port, read_token(token_file), tls)
+
+
+def of_context(context: contexts.Context) -> AdminClient:
+    """The client of a context."""
+    secure, host, port = _parts(context.address, "address of the context")
+    tls: ssl.SSLContext | None = None
+    if secure:
+        try:
+            tls = ssl.create_default_context(cafile=context.ca or None)
+            if context.certificate:
+                tls.load_cert_chain(context.certificate, context.key, password="")
+        except (OSError, ssl.SSLError) as wrong:
+            raise OperatorError("context", f"has a certificate, key or CA that cannot be used: {wrong}") from wrong
+    token = context.token or (read_token(Path(context.token_file)) if context.token_file else "")
+    return AdminClient(host, port, token, tls)
+
+
+def _own(certificate: str) -> ssl.SSLContext:
+    """Trusts the very certificate of the server on this machine, under whatever name it is reached."""
+    made = ssl.create_default_context(cafile=certificate)
+    made.check_hostname = False
+    made.verify_flags |= ssl.VerifyFlags.VERIFY_X509_PARTIAL_CHAIN
+    return made
+
+
+def _parts(address: str, thing: str) -> tuple[bool, str, int]:
+    parts = urlsplit(address if "//" in address else f"http://{address}")
+    if parts.scheme not in ("http", "https") or not parts.hostname:
+        raise OperatorError(thing, f"expected https://HOST:PORT or http://HOST:PORT, found {address}")
+    return parts.scheme == "https", parts.hostname, parts.port or 8001

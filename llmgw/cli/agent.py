@@ -17,7 +17,7 @@ from attrs import evolve
 from llmgw import __version__
 from llmgw.cli.agent_join import join
 from llmgw.cli.agent_status import status
-from llmgw.cli.files import agent_config
+from llmgw.cli.files import agent_config, agent_in_force
 from llmgw.cli.inventory import show_inventory
 from llmgw.errors import OperatorError
 from llmgw.hardware.fabric import FabricRule
@@ -39,7 +39,8 @@ def command(ctx: click.Context, path: Path) -> None:
 
     It dials out to the control plane, reports the hardware, and starts, watches and stops engines. Engines
     outlive it: SIGTERM ends the agent within a second and leaves every engine serving; the next agent on the
-    same state folder adopts them.
+    same state folder adopts them. It starts again on settings that the control plane sends, and on an agent.yaml that
+    was edited; SIGHUP reads that now, and tries settings again that were refused.
     """
     ctx.obj = path
     if ctx.invoked_subcommand is None:
@@ -85,16 +86,17 @@ def inventory(
 ) -> None:  # fmt: skip
     """Show the hardware of this machine as the scheduler would see it.
 
-    Reads what agent.yaml says under `discovery` and `fabrics` when that file is there, and this machine otherwise.
+    Reads what agent.yaml and the settings that its agent keeps say under `discovery` and `fabrics` when that file is
+    there, and this machine otherwise.
     Exit code 1 when GPUs were meant to be read and could not be.
     """
     if schema:
-        from llmgw.cli.schema import json_schema
+        from llmgw.web.schema import json_schema
 
         click.echo(json.dumps(json_schema(Inventory), indent=2))
         return
     path: Path = ctx.obj
-    config = agent_config(path) if path.exists() else None
+    config = agent_in_force(path) if path.exists() else None
     discovery = Discovery() if config is None else config.discovery
     rules: Sequence[FabricRule] = () if config is None else config.fabrics
     if root is not None:

@@ -43,11 +43,19 @@ def init(folder: Path, trust_domain: str) -> None:
     "--out", type=click.Path(path_type=Path), required=True, help="Folder for certificate, key and CA bundle."
 )
 @click.option("--days", type=click.IntRange(1, 3650), default=90, show_default=True, help="Validity.")
-def issue(folder: Path, node: str | None, names: tuple[str, ...], out: Path, days: int) -> None:
-    """Issue a certificate for a node (--node ID) or a control plane (--server NAME)."""
-    if (node is None) == (not names):
-        raise click.UsageError("say either --node ID or --server NAME")
-    if node is not None:
+@click.option("--person", metavar="NAME", help="Issue for a person, to use the admin API with; needs --role.")
+@click.option("--role", type=click.Choice(["viewer", "operator", "admin"]), help="What the person may do.")
+def issue(
+    folder: Path, node: str | None, names: tuple[str, ...], out: Path, days: int, person: str | None, role: str | None
+) -> None:
+    """Issue a certificate for a node (--node ID), a control plane (--server NAME) or a person (--person NAME)."""
+    if [node is not None, bool(names), person is not None].count(True) != 1:
+        raise click.UsageError("say one of --node ID, --server NAME and --person NAME")
+    if (person is None) != (role is None):
+        raise click.UsageError("--person NAME and --role ROLE belong together")
+    if person is not None and role is not None:
+        made = ca.issue_person(folder, person, role, out, days, time.time())
+    elif node is not None:
         made = ca.issue_node(folder, node, out, days, time.time())
     else:
         made = ca.issue_server(folder, names, out, days, time.time())

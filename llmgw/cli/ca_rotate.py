@@ -187,5 +187,5 @@ def _refuse(what: str, sha256: str, needs: list[dict[str, str]]) -> None:
         named = "; ".join(f"{need['node']} {need['reason']}" for need in needs)
         raise OperatorError(
             f"CA {sha256[:16]}…", f"{what}: {named}",
-            "wait for them, or give them up: llmgw ctl evict NODE, llmgw ctl deny node NODE",
+            "wait for them, or give them up: llmgw ctl node forget NODE, llmgw ctl deny node NODE",
         )  # fmt: skip

@@ -15,7 +15,7 @@ from llmgw.store.files import read_text
 
 @click.group(name="config")
 def command() -> None:
-    """Check configuration files, and print the schema of the link's messages."""
+    """Check configuration files, and print the keys of the settings and the schema of the link's messages."""
 
 
 @command.command()
@@ -57,15 +57,34 @@ def check(ctx: click.Context, file: Path, kind: str | None, as_json: bool) -> No
         click.echo(f"{file}: correct ({kind})")
 
 
+@command.command()
+def reference() -> None:
+    """Print every key of the settings: what it means, its type, unit, default and an example.
+
+    docs/reference/settings.md is its output.
+    """
+    from llmgw.settings.reference import render
+
+    click.echo(render(), nl=False)
+
+
+@command.command()
+def openapi() -> None:
+    """Print the OpenAPI document of the admin API; docs/openapi.json is its output."""
+    from llmgw.web.openapi import document
+
+    click.echo(json.dumps(document(), indent=2))
+
+
 @command.command("link-schema")
 def link_schema() -> None:
     """Print the JSON schema of every message between agents and control planes.
 
     docs/link.schema.json is its output, so that a review sees what a change does to the wire.
     """
-    from llmgw.cli.schema import wire_schema
     from llmgw.link.codec import DOWN, JOIN_ANSWERS, JOINING, UP
     from llmgw.link.messages import PROTOCOL
+    from llmgw.web.schema import wire_schema
 
     tables = {"up": UP, "down": DOWN, "joining": JOINING, "joining-answers": JOIN_ANSWERS}
     click.echo(json.dumps(wire_schema("llmgw link", PROTOCOL, tables), indent=2))

@@ -2,19 +2,24 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import click
 
 from llmgw.cli.admin_client import client_of
+from llmgw.cli.completion import context_names
 from llmgw.cli.ctl_brake import brake, say_brake
 from llmgw.cli.ctl_keys import keys
 from llmgw.cli.ctl_plan import plan
 from llmgw.cli.ctl_usage import usage
 from llmgw.cli.ctl_why import why
 from llmgw.cli.explain import scaling_line, short_lines
-from llmgw.cli.terminal import ago, echo_json, table
+from llmgw.cli.follow import follow, watching
+from llmgw.cli.terminal import ago, drained_line, echo_json, table
+
+_Show = Callable[[dict[str, Any]], None]
 
 _as_json = click.option("--json", "as_json", is_flag=True, help="The admin API's answer as it is.")
 
@@ -26,14 +31,18 @@ _as_json = click.option("--json", "as_json", is_flag=True, help="The admin API's
 @click.option("--admin", metavar="URL", envvar="LLMGW_ADMIN", help="Address of the admin listener.")
 @click.option("--token-file", type=click.Path(path_type=Path), envvar="LLMGW_TOKEN_FILE",
               help="File with the admin token (mode 0600).")  # fmt: skip
+@click.option("--context", "context_name", metavar="NAME", shell_complete=context_names,
+              help="Ask the cluster of this name: see llmgw ctl context. [env var: LLMGW_CONTEXT]")  # fmt: skip
 @click.pass_context
-def command(ctx: click.Context, config: Path | None, admin: str | None, token_file: Path | None) -> None:
+def command(
+    ctx: click.Context, config: Path | None, admin: str | None, token_file: Path | None, context_name: str | None
+) -> None:
     """Ask the control plane what runs where, and why.
 
     Exit codes: 0 answered, 1 the answer is bad news (status --exit-code, plan), 2 wrong usage or refused, 3 the control
     plane does not answer.
     """
-    ctx.obj = (admin, token_file, config)
+    ctx.obj = (admin, token_file, config, context_name)
 
 
 command.add_command(plan)
@@ -48,7 +57,7 @@ def _devices(node: dict[str, Any]) -> str:
     for device in node["devices"]:
         total_free = classes.setdefault(device["device_class"], [0, 0])
         total_free[0] += 1
-        total_free[1] += node["state"] == "connected" and device["unusable"] is None
+        total_free[1] += node["state"] == "connected" and node["drained"] is None and device["unusable"] is None
     return ", ".join(f"{total} x {name} ({free} free)" for name, (total, free) in classes.items()) or "none"
 
 
@@ -59,24 +68,51 @@ def _settings(held: dict[str, Any]) -> str:
     return f"{held['wanted']} {held['state']}" + (f", {held['applied']} applied" if held["applied"] else "")
 
 
+def _node_state(node: dict[str, Any]) -> str:
+    return f"{node['state']}, drained" if node["drained"] is not None else str(node["state"])
+
+
 @command.command()
 @_as_json
+@watching
 @click.pass_context
-def nodes(ctx: click.Context, as_json: bool) -> None:
+def nodes(ctx: click.Context, as_json: bool, watch: bool) -> None:
     """Every node: its state, why, since when, and what happens next."""
-    answer = client_of(ctx).get("nodes")
+    _answered(ctx, "nodes", _show_nodes, as_json, watch)
+
+
+def _answered(ctx: click.Context, part: str, show: _Show, as_json: bool, watch: bool) -> None:
+    if watch:
+        follow(client_of(ctx), (part, "brake"), show, as_json)
+        return
+    answer = client_of(ctx).get(part)
     if as_json:
         echo_json(answer)
-        return
+    else:
+        show(answer)
+
+
+def _show_nodes(answer: dict[str, Any]) -> None:
     now = answer["now"]
     table(
         ["NODE", "STATE", "SINCE", "DEVICES", "SETTINGS", "WHY", "NEXT"],
         [
-            [n["id"], n["state"], ago(n["since"], now), _devices(n), _settings(n["settings"]), n["reason"], n["next"]]
+            [
+                n["id"],
+                _node_state(n),
+                ago(n["since"], now),
+                _devices(n),
+                _settings(n["settings"]),
+                n["reason"],
+                n["next"],
+            ]
             for n in answer["nodes"]
         ],
         state_column=1,
     )
+    for node in answer["nodes"]:
+        if (drained := node["drained"]) is not None:
+            click.echo(drained_line(node["id"], drained, now))
     for node in answer["nodes"]:
         if reason := node["settings"]["reason"]:
             word = node["settings"]["state"]
@@ -122,16 +158,17 @@ def show_models(models: list[dict[str, Any]], now: float) -> None:
 
 @command.command()
 @_as_json
+@watching
 @click.pass_context
-def models(ctx: click.Context, as_json: bool) -> None:
+def models(ctx: click.Context, as_json: bool, watch: bool) -> None:
     """Every model, and for what has no place the candidates with the reasons that turned them down.
 
     A few for each reason; --json has every one.
     """
-    answer = client_of(ctx).get("models")
-    if as_json:
-        echo_json(answer)
-        return
+    _answered(ctx, "models", _show_models, as_json, watch)
+
+
+def _show_models(answer: dict[str, Any]) -> None:
     show_models(answer["models"], answer["now"])
     say_brake(answer)
 
@@ -145,16 +182,17 @@ def memory(replica: dict[str, Any]) -> str:
 
 @command.command()
 @_as_json
+@watching
 @click.pass_context
-def replicas(ctx: click.Context, as_json: bool) -> None:
+def replicas(ctx: click.Context, as_json: bool, watch: bool) -> None:
     """Every replica: where it runs, its state, why, since when, and what happens next.
 
     One that runs over several nodes has a line for each of its ranks below it.
     """
-    answer = client_of(ctx).get("replicas")
-    if as_json:
-        echo_json(answer)
-        return
+    _answered(ctx, "replicas", _show_replicas, as_json, watch)
+
+
+def _show_replicas(answer: dict[str, Any]) -> None:
     now = answer["now"]
     table(
         ["REPLICA", "STATE", "SINCE", "NODE", "DEVICES", "MEMORY", "PID", "WHY", "NEXT"],
@@ -194,32 +232,40 @@ def _ranks(replica: dict[str, Any]) -> list[dict[str, Any]]:
 @command.command()
 @_as_json
 @click.option("--exit-code", is_flag=True, help="Exit with 1 when the cluster is not healthy.")
+@watching
 @click.pass_context
-def status(ctx: click.Context, as_json: bool, exit_code: bool) -> None:
+def status(ctx: click.Context, as_json: bool, exit_code: bool, watch: bool) -> None:
     """The cluster at a glance."""
     client = client_of(ctx)
+    if watch:
+        follow(client, ("status",), lambda told: _show_status({**told["status"], "now": told["now"]}), as_json)
+        return
     answer = client.get("status")
     if as_json:
         echo_json(answer)
     else:
-        now = answer["now"]
-        role = "control plane" if answer["control_plane"] else "router only"
-        click.echo(f"llmgw {answer['version']}, {role}, cluster {answer['cluster']}, epoch {answer['epoch']}, "
-                   f"up {ago(answer['started'], now)}")  # fmt: skip
-        router = answer["router"]
-        click.echo(f"router {router['listen']}: {router['state']}, {router['streams']} requests in flight"
-                   + (f" ({router['reason']})" if router["reason"] else ""))  # fmt: skip
-        for worker in router["workers"] if len(router["workers"]) > 1 else ():
-            click.echo(f"  worker {worker['pid']}: {worker['state']} for {ago(worker['since'], now)}, "
-                       f"{worker['streams']} requests in flight"
-                       + (f" ({worker['reason']})" if worker["reason"] else ""))  # fmt: skip
-        if router["keys"]:
-            click.echo(f"clients need an API key; {router['active_keys']} are active")
-        else:
-            click.echo("THE ROUTER IS OPEN: whoever reaches it may use every model (router.auth: keys closes it)")
-        counts = ", ".join(f"{count} {state}" for state, count in answer["nodes"].items() if count)
-        click.echo(f"nodes: {counts or 'none'}\n")
-        show_models(answer["models"], answer["now"])
-        click.echo("\nhealthy" if answer["healthy"] else "\nnot healthy: " + "; ".join(answer["problems"]))
+        _show_status(answer)
     if exit_code and not answer["healthy"]:
         ctx.exit(1)
+
+
+def _show_status(answer: dict[str, Any]) -> None:
+    now = answer["now"]
+    role = "control plane" if answer["control_plane"] else "router only"
+    click.echo(f"llmgw {answer['version']}, {role}, cluster {answer['cluster']}, epoch {answer['epoch']}, "
+               f"up {ago(answer['started'], now)}")  # fmt: skip
+    router = answer["router"]
+    click.echo(f"router {router['listen']}: {router['state']}, {router['streams']} requests in flight"
+               + (f" ({router['reason']})" if router["reason"] else ""))  # fmt: skip
+    for worker in router["workers"] if len(router["workers"]) > 1 else ():
+        click.echo(f"  worker {worker['pid']}: {worker['state']} for {ago(worker['since'], now)}, "
+                   f"{worker['streams']} requests in flight"
+                   + (f" ({worker['reason']})" if worker["reason"] else ""))  # fmt: skip
+    if router["keys"]:
+        click.echo(f"clients need an API key; {router['active_keys']} are active")
+    else:
+        click.echo("THE ROUTER IS OPEN: whoever reaches it may use every model (router.auth: keys closes it)")
+    counts = ", ".join(f"{count} {state}" for state, count in answer["nodes"].items() if count)
+    click.echo(f"nodes: {counts or 'none'}\n")
+    show_models(answer["models"], answer["now"])
+    click.echo("\nhealthy" if answer["healthy"] else "\nnot healthy: " + "; ".join(answer["problems"]))

@@ -1,4 +1,4 @@
-"""``llmgw ctl token``, ``deny``, ``evict``, and ``identities``: who may be a node."""
+"""``llmgw ctl token``, ``deny`` and ``identities``: who may be a node."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from llmgw.cli.terminal import ago, echo_json, table
 _UNITS = {"": 1, "s": 1, "m": 60, "h": 3600, "d": 86400}
 
 
-def _seconds(_ctx: click.Context, _param: click.Parameter, value: str) -> float:
+def seconds(_ctx: click.Context, _param: click.Parameter, value: str) -> float:
     """A length of time: ``90s``, ``15m``, ``2h``, ``1d``."""
     match = re.fullmatch(r"([0-9]+(?:\.[0-9]+)?)([smhd]?)", value)
     if match is None:
@@ -35,7 +35,7 @@ def token() -> None:
 @token.command("create")
 @click.option("--node", required=True, metavar="ID", help="The id that the node will have.")
 @click.option(
-    "--ttl", callback=_seconds, metavar="TIME", default="15m", show_default=True, help="How long it may be used."
+    "--ttl", callback=seconds, metavar="TIME", default="15m", show_default=True, help="How long it may be used."
 )
 @_as_json
 @click.pass_context
@@ -89,7 +89,7 @@ def deny() -> None:
     """Keep nodes out, by id, serial number or key, whatever their certificates say.
 
     An open session ends within a second. What runs on the node runs on and is still sent requests: for that there is
-    `llmgw ctl evict`.
+    `llmgw ctl node forget`.
     """
 
 
@@ -138,22 +138,6 @@ def lift(ctx: click.Context, kind: str, value: str) -> None:
     """Let somebody in again."""
     client_of(ctx).post("deny/lift", {"kind": kind, "value": value})
     click.echo(f"lifted: {kind} {value}")
-
-
-@command.command()
-@click.argument("node")
-@click.option("--yes", is_flag=True, help="Do not ask.")
-@click.pass_context
-def evict(ctx: click.Context, node: str, yes: bool) -> None:
-    """Forget a node that is not connected: what ran there is placed elsewhere at once, and the router lets go of it.
-
-    Engines on the node are not stopped; its agent can do that: `llmgw agent stop-engines`. It is no ban: with a
-    certificate that is good the node registers anew.
-    """
-    if not yes:
-        click.confirm(f"forget {node}, and replace what ran there?", abort=True)
-    client_of(ctx).post(f"nodes/{node}/evict", {})
-    click.echo(f"evicted: {node}")
 
 
 @command.command()

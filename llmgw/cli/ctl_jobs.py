@@ -9,7 +9,9 @@ from typing import Any
 import click
 
 from llmgw.cli.admin_client import client_of
+from llmgw.cli.completion import names
 from llmgw.cli.ctl import _as_json, command
+from llmgw.cli.follow import follow, watching
 from llmgw.cli.terminal import ago, echo_json, table
 from llmgw.settings.catalog import EngineKind
 from llmgw.store.files import read_text
@@ -39,12 +41,16 @@ def _show(answer: dict[str, Any], as_json: bool) -> None:
 @click.argument("job", required=False)
 @click.option("--cancel", is_flag=True, help="End this job; whole files that were fetched stay.")
 @_as_json
+@watching
 @click.pass_context
-def jobs(ctx: click.Context, job: str | None, cancel: bool, as_json: bool) -> None:
+def jobs(ctx: click.Context, job: str | None, cancel: bool, as_json: bool, watch: bool) -> None:
     """Every job, or one with its steps and its result."""
     if job is None:
         if cancel:
             raise click.UsageError("--cancel needs the id of a job")
+        if watch:
+            follow(client_of(ctx), ("jobs",), lambda told: _show(told, as_json=False), as_json)
+            return
         _show(client_of(ctx).get("jobs"), as_json)
         return
     client = client_of(ctx)
@@ -59,8 +65,8 @@ def jobs(ctx: click.Context, job: str | None, cancel: bool, as_json: bool) -> No
 
 
 @command.command()
-@click.argument("model")
-@click.option("--node", required=True, help="Which node shall have it.")
+@click.argument("model", shell_complete=names("models"))
+@click.option("--node", required=True, shell_complete=names("nodes"), help="Which node shall have it.")
 @click.option("--update", is_flag=True, help="Ask again what a branch points to.")
 @_as_json
 @click.pass_context
@@ -71,7 +77,7 @@ def fetch(ctx: click.Context, model: str, node: str, update: bool, as_json: bool
 
 @command.command()
 @click.argument("engine", type=click.Choice([kind.value for kind in EngineKind]))
-@click.option("--node", required=True, help="Which node shall have it.")
+@click.option("--node", required=True, shell_complete=names("nodes"), help="Which node shall have it.")
 @click.option("--name", help="What to call it. [default: the engine's name]")
 @click.option("--version", required=True, help="Its version, which is part of its folder's name.")
 @click.option("--lock", type=click.Path(path_type=Path), help="A requirements file with hashes.")

@@ -9,6 +9,7 @@ from typing import Any
 import click
 
 from llmgw.cli.admin_client import client_of
+from llmgw.cli.completion import names
 from llmgw.cli.explain import short_lines
 from llmgw.cli.terminal import echo_json, few, table
 from llmgw.settings.load import load_settings
@@ -19,10 +20,12 @@ _MOST_MOVES = 60
 
 
 @click.command()
-@click.argument("model", required=False)
+@click.argument("model", required=False, shell_complete=names("models"))
 @click.option("--settings", type=click.Path(path_type=Path), help="A settings document to be used instead of today's.")
 @click.option("--replicas", type=click.IntRange(0, 10_000), help="So many replicas of MODEL.")
 @click.option("--profile", help="This profile as MODEL's only one.")
+@click.option("--drain", metavar="NODE", help="With this node drained.")
+@click.option("--force", is_flag=True, help="With --drain: what has no other place is stopped.")
 @click.option("--json", "as_json", is_flag=True, help="The admin API's answer as it is, every candidate with it.")
 @click.pass_context
 def plan(
@@ -31,6 +34,8 @@ def plan(
     settings: Path | None,
     replicas: int | None,
     profile: str | None,
+    drain: str | None,
+    force: bool,
     as_json: bool,
 ) -> None:
     """Show what would go where, counted by device class, and why not elsewhere. Nothing is changed.
@@ -38,6 +43,7 @@ def plan(
     \b
     llmgw ctl plan llama-3.1-8b --replicas 4     one model with another number
     llmgw ctl plan --settings settings.yaml      what applying this file would do
+    llmgw ctl plan --drain gpu-1                 what draining this node would do
     llmgw ctl plan                               what follows by itself
 
     It plays passes forward from what is known now: engines that are told to end do end, and those that are started
@@ -45,7 +51,11 @@ def plan(
     """
     if model is None and (replicas is not None or profile is not None):
         raise click.UsageError("--replicas and --profile are a MODEL's; name it")
-    asked: dict[str, Any] = {"model": model, "replicas": replicas, "profile": profile}
+    if force and drain is None:
+        raise click.UsageError("--force is about a node to be drained; name it with --drain")
+    asked: dict[str, Any] = {"model": model, "replicas": replicas, "profile": profile, "drain": drain}
+    if force:
+        asked["force"] = True
     if settings is not None:
         text = read_text(settings)
         load_settings(text, str(settings))  # with every fault of the file, before anybody is asked
@@ -66,7 +76,7 @@ def _show(answer: dict[str, Any], asked: str | None) -> None:
         for line in answer["differences"] or ["the settings do not differ"]:
             click.echo(line)
         click.echo()
-    _moves(answer["steps"])
+    show_moves(answer["steps"])
     concerned = [m for m in answer["models"] if _differs(m) or m["name"] == asked or m["name"] in answer["lacking"]]
     if concerned:
         click.echo()
@@ -93,7 +103,8 @@ def _show(answer: dict[str, Any], asked: str | None) -> None:
     )
 
 
-def _moves(steps: list[dict[str, Any]]) -> None:
+def show_moves(steps: list[dict[str, Any]]) -> None:
+    """What a plan's passes would do, as a table."""
     if not steps:
         click.echo("nothing is placed, stopped or moved")
         return

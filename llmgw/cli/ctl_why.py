@@ -8,12 +8,13 @@ from urllib.parse import quote
 import click
 
 from llmgw.cli.admin_client import client_of
+from llmgw.cli.completion import names
 from llmgw.cli.explain import scaling_line, short_lines
-from llmgw.cli.terminal import ago, echo_json, few, table
+from llmgw.cli.terminal import ago, drained_line, echo_json, few, table
 
 
 @click.command()
-@click.argument("name")
+@click.argument("name", shell_complete=names("models", "nodes", "replicas"))
 @click.option("--limit", type=click.IntRange(1, 1000), default=20, show_default=True, help="So many decisions at most.")
 @click.option("--json", "as_json", is_flag=True, help="The admin API's answer as it is.")
 @click.pass_context
@@ -113,8 +114,12 @@ def _node(node: dict[str, Any], now: float) -> None:
     _head("node", node, now)
     labels = ", ".join(f"{k}={v}" for k, v in node["labels"].items()) or "none"
     engines = ", ".join(node["engines"]) or "none"
+    if (drained := node["drained"]) is not None:
+        click.echo(f"  {drained_line(node['id'], drained, now)}")
     click.echo(f"  labels: {labels}; taints: {', '.join(node['taints']) or 'none'}; engines: {engines}")
     silent = "" if node["state"] == "connected" else f"not given out: the node is {node['state']}"
+    if not silent and node["drained"] is not None:
+        silent = "not given out: the node is drained"
     for device in node["devices"]:
         holder = f"has {device['shard']}" if device["shard"] else ""
         faults = "; ".join(f["reason"] for f in device["faults"])

@@ -195,7 +195,7 @@ def _server_yaml(demo: Demo) -> str:
 # State of this process: store, admin token, router socket. Mode 0700.
 state_dir: {_quoted(demo.server_state)}
 
-# The cluster's settings. Edit it and send SIGHUP to the server to apply it.
+# The cluster's settings as they begin; from then on: llmgw ctl config edit, or edit this file and send SIGHUP.
 settings: {_quoted(demo.folder / "settings.yaml")}
 
 router:
@@ -323,6 +323,12 @@ liveness:
   heartbeat_s: 1
   unreachable_s: 3
   lost_s: 8
+
+# What agents are told beside their agent.yaml, all of them and single ones by id. They take it over while engines
+# serve.
+# agents:
+#   default: {{log: {{level: debug}}}}
+#   nodes: {{{NODE}: {{weights: {{reserve_gib: 20}}}}}}
 """
 
 

@@ -14,7 +14,7 @@ import trio
 from attrs import evolve
 
 from llmgw import __version__
-from llmgw.cli.files import agent_config
+from llmgw.cli.files import agent_in_force
 from llmgw.errors import OperatorError
 from llmgw.settings.daemon import Discovery
 
@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from llmgw.doctor.document import Document
     from llmgw.doctor.facts import Facts
     from llmgw.doctor.verdict import Check
+    from llmgw.settings.daemon import AgentConfig
 
 _PATIENCE_S = 3.0
 _COLOURS = {"fail": "red", "warn": "yellow", "info": "cyan", "unknown": "magenta"}
@@ -78,6 +79,14 @@ def command(
     if diff is not None:
         click.echo("\n".join(difference(_load(diff[0]), _load(diff[1]), checks)) or "no difference")
         return
+    if source is None and not only and (config := _config(path, root)) is not None:
+        # What somebody asks for by name is checked, whatever the settings leave out.
+        checks = chosen(checks, (), config.doctor.skip)
+        if config.doctor.skip and not as_json:
+            click.echo(f"left out, as agent.yaml or the settings say: {', '.join(config.doctor.skip)}")
+        for name in config.doctor.skip:
+            if not chosen(CHECKS, (name,), ()):
+                click.echo(f"doctor.skip: {name} is no check, and none begins so; see docs/doctor.md", err=True)
     document = _load(source) if source is not None else _read(path, root, run_programs=run_programs or root is None)
     if as_json:
         _print(document, checks, keep=no_redact, live=source is None and root is None)
@@ -90,11 +99,11 @@ def command(
 
 def document_schema() -> dict[str, Any]:
     """The JSON schema of what ``--json`` prints."""
-    from llmgw.cli.schema import json_schema
     from llmgw.doctor.document import FORMAT
     from llmgw.doctor.facts import Facts
     from llmgw.doctor.network import Plan
     from llmgw.doctor.verdict import Verdict
+    from llmgw.web.schema import json_schema
 
     facts, verdict, plan = (json_schema(kind) for kind in (Facts, Verdict, Plan))
     defs: dict[str, Any] = {}
@@ -148,6 +157,11 @@ def _key(facts: Facts, *, live: bool) -> bytes:
     return hashlib.sha256(secret + facts.host.hostname.encode() + (b"" if secret else repr(facts).encode())).digest()
 
 
+def _config(path: Path, root: Path | None) -> AgentConfig | None:
+    """What this node was told; that says nothing of a folder from elsewhere."""
+    return agent_in_force(path) if path.exists() and (root is None or str(path) != "/etc/llmgw/agent.yaml") else None
+
+
 def _read(path: Path, root: Path | None, *, run_programs: bool) -> Document:
     from llmgw.discovery.capture import CapturedMachine, is_capture
     from llmgw.discovery.machine import FilesOnly, LiveMachine, programs_of
@@ -155,8 +169,7 @@ def _read(path: Path, root: Path | None, *, run_programs: bool) -> Document:
     from llmgw.doctor.gather import Asker
     from llmgw.doctor.live import dial, hurried
 
-    # What this node was told says nothing of a folder from elsewhere.
-    config = agent_config(path) if path.exists() and (root is None or str(path) != "/etc/llmgw/agent.yaml") else None
+    config = _config(path, root)
     discovery = Discovery() if config is None else config.discovery
     if root is not None:
         discovery = Discovery(root=str(root.resolve()))

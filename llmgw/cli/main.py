@@ -16,6 +16,7 @@ _COMMANDS = {
     "ctl": "llmgw.cli.ctl_all",
     "ca": "llmgw.cli.ca",
     "config": "llmgw.cli.config",
+    "completion": "llmgw.cli.completion",
     "demo": "llmgw.cli.demo",
     "doctor": "llmgw.cli.doctor",
 }
@@ -64,7 +65,7 @@ def version() -> None:
 def main() -> None:
     """Entry point of the ``llmgw`` program."""
     try:
-        code = cli(standalone_mode=False)  # what a command gave to ctx.exit()
+        code = cli(prog_name="llmgw", standalone_mode=False)  # what a command gave to ctx.exit()
     except click.exceptions.Exit as ended:
         sys.exit(ended.exit_code)
     except click.Abort:

@@ -22,7 +22,8 @@ def command(ctx: click.Context, path: Path) -> None:
 
     \b
     SIGTERM, SIGINT  stop: streams in flight finish within router.drain_s, then exit 0; engines go on
-    SIGHUP           read the settings file and the certificates again; what is wrong is reported and ignored
+    SIGHUP           read the certificates again, and the settings file while nobody changed the settings with
+                     llmgw ctl config; what is wrong is reported and ignored
     SIGUSR2          start anew in the same process, with the program and server.yaml as they are now; the router
                      goes on, and its workers are replaced one by one if they are of another version or setup
     """

@@ -14,13 +14,13 @@ import trio
 
 from llmgw.cli.admin_client import connect
 from llmgw.cli.files import server_config
+from llmgw.durable import whole
 from llmgw.errors import OperatorError
 from llmgw.settings.daemon import ServerConfig
 from llmgw.store.folder import held
 from llmgw.store.opening import FILE, sqlite_store, store_of
 from llmgw.store.postgres import PostgresDatabase
 from llmgw.store.sql import SqlStore
-from llmgw.store.staging import staged
 from llmgw.store.upkeep import check as look
 from llmgw.store.upkeep import looked_at, restore_postgresql, restore_sqlite
 
@@ -40,7 +40,7 @@ def backup(ctx: click.Context, file: Path, force: bool) -> None:
     if file.exists() and not force:
         raise OperatorError(str(file), "is there already", "name another file, or give --force")
     if config.store is None and _runs(config):
-        with staged(file) as new:
+        with whole(file) as new:
             size = connect(None, None, ctx.obj).save("backup", new)
         click.echo(f"written: {file}, {size} bytes, by the server that runs")
         return

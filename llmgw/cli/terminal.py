@@ -31,6 +31,13 @@ def few(names: Sequence[str]) -> str:
     return ", ".join(names[:3]) + (f" and {len(names) - 3} more" if len(names) > 3 else "")
 
 
+def drained_line(name: str, drained: dict[str, Any], now: float) -> str:
+    """Who drained a node, when and why, and what comes next."""
+    why = f": {drained['reason']}" if drained["reason"] else ""
+    force = " (force)" if drained["force"] else ""
+    return f"{name} was drained{force} by {drained['by']} {ago(drained['at'], now)} ago{why}; {drained['next']}"
+
+
 def echo_json(value: Any) -> None:
     """One JSON document, in the order it was built."""
     click.echo(json.dumps(value, indent=2))

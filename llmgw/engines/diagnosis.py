@@ -48,6 +48,8 @@ KNOWN: Sequence[_Known] = (
            "this version does not know the argument {what}{llama}", "remove it from the profile's args, or use another engine version"),
     _known("bad-value", r"error: argument (?P<flag>\S{1,60}): invalid choice: (?P<value>\S{1,60})",
            "{flag} does not take {value}", "correct the profile's args"),
+    _known("bad-value", r"error: argument (?P<flag>\S{1,60}): (?P<said>invalid \S{1,40} value|expected[^\n]{0,80})(?:: '(?P<value>[^'\n]{1,60}))?|error while handling argument \"(?P<llama>[^\"\n]{1,60})\": (?P<why>[^\n]{1,120})",
+           "{flag}{llama} has no value that it takes: {said}{why} {value}", "correct the profile's args"),
     _known("tool-parser", r"--enable-auto-tool-choice requires --tool-call-parser",
            "automatic tool choice needs a parser", "add --tool-call-parser to the profile's args"),
     _known("heads", r"Total number of attention heads \((?P<heads>\d{1,6})\) must be divisible by tensor parallel size \((?P<tp>\d{1,4})\)",

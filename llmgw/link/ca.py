@@ -144,6 +144,19 @@ def issue_node(folder: Path, node: str, out_dir: Path, days: float, now: float) 
     return _write(out_dir, issuer, issuer.node(node, key.public_key(), days * DAY_S, now), key)
 
 
+def issue_person(folder: Path, person: str, role: str, out_dir: Path, days: float, now: float) -> TlsFiles:
+    """Issue a certificate for a person of this role at the admin API; writes ``cert.pem``, ``key.pem``, ``ca.pem``.
+
+    Raises :class:`OperatorError`.
+    """
+    if not identity.is_id(person):
+        raise OperatorError(f"name {person!r}", "may have letters, digits, dots, dashes and underscores, at most 64")
+    issuer, key = load(folder), new_key()
+    names = [x509.UniformResourceIdentifier(identity.person_uri(issuer.trust_domain, role, person))]
+    usage = ExtendedKeyUsageOID.CLIENT_AUTH
+    return _write(out_dir, issuer, issuer.leaf(person, key.public_key(), names, usage, days * DAY_S, now), key)
+
+
 def issue_server(folder: Path, names: Sequence[str], out_dir: Path, days: float, now: float) -> TlsFiles:
     """Issue a certificate for a control plane that agents reach under these host names or addresses.
 

@@ -37,6 +37,7 @@ from llmgw.link.messages import (
     Join,
     Joined,
     JoinMessage,
+    LogChunk,
     LookForWeights,
     Message,
     NotLeader,
@@ -53,6 +54,8 @@ from llmgw.link.messages import (
     ShardStatus,
     StartShard,
     StopShard,
+    StopTail,
+    TailLog,
     TrustBundle,
     WeightsFound,
     Welcome,
@@ -78,6 +81,7 @@ UP: Mapping[str, type[AgentMessage]] = MappingProxyType(
         "renew-certificate": RenewCertificate,
         "settings-applied": SettingsApplied,
         "doctor-report": DoctorReport,
+        "log-chunk": LogChunk,
     }
 )
 """What an agent may say."""
@@ -101,6 +105,8 @@ DOWN: Mapping[str, type[ServerMessage]] = MappingProxyType(
         "trust-bundle": TrustBundle,
         "certificate-issued": CertificateIssued,
         "renewal-refused": RenewalRefused,
+        "tail-log": TailLog,
+        "stop-tail": StopTail,
     }
 )
 """What a control plane may say."""

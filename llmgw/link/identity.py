@@ -52,6 +52,11 @@ def server_uri(trust_domain: str, server: str) -> str:
     return f"spiffe://{trust_domain}/llmgw/server/{server}"
 
 
+def person_uri(trust_domain: str, role: str, person: str) -> str:
+    """The one name in the certificate of a person who uses the admin API."""
+    return f"spiffe://{trust_domain}/llmgw/{role}/{person}"
+
+
 @frozen
 class Certificate:
     """What a certificate says, as far as the link asks. Times are seconds since the epoch.

@@ -281,6 +281,44 @@ class DoctorReport:
 
 
 @frozen
+class TailLog:
+    """Down: send the last ``lines`` of this start's log, and with ``follow`` what comes after them.
+
+    ``tail`` names the reader; ``credit`` is how many ``LogChunk`` may be under way. The same ``tail`` again gives more
+    credit. With ``previous`` it is the log of the start before.
+    """
+
+    tail: str
+    shard: str
+    generation: int
+    lines: int
+    follow: bool
+    credit: int
+    previous: bool = False
+
+
+@frozen
+class StopTail:
+    """Down: nobody reads this log any more."""
+
+    tail: str
+
+
+@frozen
+class LogChunk:
+    """Up: whole lines of a log, without secrets and control characters; ``skipped`` bytes were left out before them.
+
+    The last one has ``ended`` and says why, if there is something to say.
+    """
+
+    tail: str
+    lines: tuple[str, ...] = ()
+    skipped: int = 0
+    ended: bool = False
+    reason: str = ""
+
+
+@frozen
 class NotUnderstood:
     """Either way: a message of this tag is unknown here; the sender carries on without it."""
 
@@ -386,6 +424,7 @@ AgentMessage = (
     | RenewCertificate
     | SettingsApplied
     | DoctorReport
+    | LogChunk
 )
 ShardCommand = StartShard | DrainShard | StopShard | ForgetShard
 JobCommand = RunJob | CancelJob
@@ -400,6 +439,8 @@ ServerMessage = (
     | Command
     | NotUnderstood
     | IdentityAnswer
+    | TailLog
+    | StopTail
 )
 JoinMessage = AskBundle | Bundle | Join | Joined | Refused
 Message = AgentMessage | ServerMessage | JoinMessage

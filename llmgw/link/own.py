@@ -65,7 +65,7 @@ class OwnFiles:
         return True
 
     def check(self) -> None:
-        """Raise :class:`OperatorError`, with file, mode and fix, if others reach a key or what came by the link."""
+        """Raise :class:`OperatorError`, with file and fix, if others could reach a key or what came by the link."""
         for path in (Path(self._named.key), self._folder, self._folder / "renewed.pem"):
             if path.exists():
                 keyfile.check_private(path)

@@ -94,8 +94,7 @@ class Connection:
 
     def _tell(self, told: Told) -> None:
         self._told = None
-        assert self._shared.front.teller is not None
-        self._shared.front.teller.end(told, gone=self._scope.cancel_called)
+        told.teller.end(told, gone=self._scope.cancel_called)
 
     async def _refuse(self, error: ApiError, request_id: bytes) -> None:
         self._shared.metrics.rejected(error.status)
@@ -303,8 +302,7 @@ class Connection:
         told = self._told
         if told is not None:
             told.model, told.key = model, "" if holder is None else holder.key.id
-            assert self._shared.front.teller is not None
-            head = evolve(head, forwarded=self._shared.front.teller.passed_on(told, head.forwarded))
+            head = evolve(head, forwarded=told.teller.passed_on(told, head.forwarded))
         self._shared.gate.permit(holder, model)
         if served is None:
             raise _unknown_model(model)

@@ -84,6 +84,12 @@ class Exchange:
     it consists of ``events``.
     """
 
+    __slots__ = (
+        "_began", "_connection_line", "_deadline", "_dialect", "_ends", "_engines", "_filter", "_first_byte",
+        "_gave_up", "_head", "_patience_s", "_request_id", "_send", "_shared", "_ticker", "_timeouts", "_tried",
+        "_upstream", "endpoint", "events", "model", "passed", "status", "tail", "usage", "whole",
+    )  # fmt: skip
+
     def __init__(
         self,
         shared: Shared,

@@ -48,6 +48,7 @@ from llmgw.router.wire import (
     UsageKept,
     UseTable,
 )
+from llmgw.settings.document import Tracing
 from llmgw.telemetry.logging import configure, logger
 from llmgw.telemetry.tracing import Tracer
 
@@ -81,6 +82,7 @@ class Worker:
         self._folder = path.parent / COUNTS_FOLDER
         self._server: RouterServer
         self._tracer: Tracer | None = None
+        self._retrace = trio.Event()
         self._journal = Journal(None)
         self._say: list[FromWorker] = []
         self._wake = trio.Event()
@@ -100,6 +102,7 @@ class Worker:
             nursery.start_soon(self._control)
             nursery.start_soon(self._write_usage)
             nursery.start_soon(self._write_metrics)
+            nursery.start_soon(self._follow_tracing)
             # A worker that has nothing to go by would answer with errors what another one can serve.
             await self._accept.wait()
             self._tell(Serving())
@@ -120,11 +123,32 @@ class Worker:
         server.gate.unkept = lambda: self._journal.unkept
         if router.cors.origins:
             server.front.cors = CorsRules(router.cors.origins)
-        if router.tracing is not None:
-            self._tracer = Tracer(router.tracing, "llmgw-router")
-        if router.access_log or self._tracer is not None:
-            server.front.teller = Teller(trio.current_time, access_log=router.access_log, tracer=self._tracer)
+        if router.access_log:
+            server.front.teller = Teller(trio.current_time, access_log=True, tracer=None)
         return server
+
+    async def _follow_tracing(self) -> None:
+        """Trace as the newest table says. Requests under way when that changes may lose their spans."""
+        traced: Tracing | None = None
+        while True:
+            wanted, news = self._server.directory.table.tracing, self._retrace
+            if wanted == traced:
+                await news.wait()
+                continue
+            traced, old, self._tracer = wanted, self._tracer, None
+            if wanted is not None:
+                try:
+                    # In a thread: what it imports takes longer than a request may wait.
+                    self._tracer = await trio.to_thread.run_sync(Tracer, wanted, "llmgw-router")
+                except OperatorError as missing:
+                    _log.error("requests are not traced", error=str(missing))
+            log = self._setup.router.access_log
+            told = log or self._tracer is not None
+            teller = Teller(trio.current_time, access_log=log, tracer=self._tracer) if told else None
+            self._server.front.teller = teller
+            _log.info("tracing changed", endpoint=None if wanted is None else wanted.endpoint)
+            if old is not None:
+                await trio.to_thread.run_sync(old.close)
 
     async def _close(self) -> None:
         self._journal.close()
@@ -244,6 +268,8 @@ class Worker:
                 match message:
                     case UseTable(table=table):
                         self._server.use(table)
+                        retrace, self._retrace = self._retrace, trio.Event()
+                        retrace.set()
                     case Full(engines=engines):
                         self._server.directory.fill(engines)
                     case Keys(base=base, upto=upto, keys=keys, last=last):

@@ -9,7 +9,7 @@ from __future__ import annotations
 from attrs import field, frozen
 
 from llmgw.settings.catalog import Routing
-from llmgw.settings.document import RouterSettings
+from llmgw.settings.document import RouterSettings, Tracing
 
 
 @frozen
@@ -56,3 +56,4 @@ class Table:
     version: int = 0
     routes: tuple[Route, ...] = ()
     settings: RouterSettings = RouterSettings()
+    tracing: Tracing | None = None

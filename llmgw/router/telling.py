@@ -41,6 +41,7 @@ class Told:
     path: str
     client: str
     began: float
+    teller: Teller
     model: str = ""
     key: str = ""
     status: int = 0
@@ -60,7 +61,7 @@ class Teller:
     def begin(self, head: RequestHead, request_id: bytes, peer: Peer) -> Told:
         """A request has come."""
         path = head.target.split(b"?", 1)[0][:_LONGEST].decode("latin-1")
-        told = Told(request_id.decode(), head.method.decode(), path, peer.address, self._clock())
+        told = Told(request_id.decode(), head.method.decode(), path, peer.address, self._clock(), self)
         if self._tracer is not None:
             found = {name.lower().decode(): value.decode("latin-1") for name, value in _TRACE.findall(head.forwarded)}
             told.span = self._tracer.begin(f"{told.method} {told.path}", found)

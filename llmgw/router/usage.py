@@ -5,10 +5,18 @@ from __future__ import annotations
 import json
 import re
 
+import orjson
+
 TAIL_BYTES = 4096
 """How much of an answer's end is kept to look for the block in; it is the last thing in it but ``[DONE]``."""
 
 _DECODER = json.JSONDecoder()
+
+_FLAT = re.compile(rb'"usage"\s*:\s*(\{[^{}]*\})')
+"""A block without objects in it, which most are: it can be cut out and read in C."""
+
+_LONG = re.compile(rb"[0-9]{16}")
+"""A number that is not read in C as the whole number that it is."""
 
 _ERROR = re.compile(rb'data:\s*\{\s*"error"\s*:')
 
@@ -24,9 +32,9 @@ def usage_of(tail: bytes) -> tuple[int, int] | None:
     at = tail.rfind(b'"usage"')
     if at < 0:
         return None
-    text = tail[at + len(b'"usage"') :].decode(errors="replace").lstrip(" \t\r\n:")
     try:
-        found, _ = _DECODER.raw_decode(text)
+        flat = _FLAT.match(tail, at)
+        found = _read(tail, at) if flat is None or _LONG.search(flat[1]) else orjson.loads(flat[1])
     except (ValueError, RecursionError):
         return None
     if not isinstance(found, dict):
@@ -36,3 +44,8 @@ def usage_of(tail: bytes) -> tuple[int, int] | None:
     if isinstance(prompt, int) and isinstance(completion, int) and prompt >= 0 and completion >= 0:
         return prompt, completion
     return None
+
+
+def _read(tail: bytes, at: int) -> object:
+    text = tail[at + len(b'"usage"') :].decode(errors="replace").lstrip(" \t\r\n:")
+    return _DECODER.raw_decode(text)[0]

@@ -150,6 +150,11 @@ def _stop(pass_: Working, row: Replica) -> None:
     if row.other is None:
         pass_.drop(row)
         return
+    if row.other == row.profile:
+        # Started anew where it was.
+        again = evolve(row, other=None, goal=Goal.RUN, superseded_by=None, failures=0, not_before=0.0, since=pass_.now)
+        pass_.put(evolve(again, generation=row.generation + 1))
+        return
     # It gave its devices up for another profile, and waits for a place of that one.
     back = bool(row.rejected)
     pass_.put(

@@ -27,6 +27,8 @@ def _changes(model: Model, rows: dict[str, Replica]) -> Iterator[str]:
         catalog = model.profile(row.profile.name)
         if row.superseded_by is not None and row.goal is Goal.RUN:
             yield f"{row.id} serves until {row.superseded_by} is ready, which replaces it"
+        elif row.goal is not Goal.RUN and row.other == row.profile:
+            yield f"{row.id} ends and starts anew where it is: {row.reason}"
         elif row.goal is not Goal.RUN and row.other is not None:
             yield f"{row.id} gives its devices up for profile {row.other.name}: {row.reason}"
         elif row.goal is Goal.RUN and not row.shards:

@@ -40,6 +40,7 @@ def decide(state: ClusterState, now: float) -> Outcome:
         wake_at=min(pass_.wake, default=None),
         brake=pass_.brake,
         scales=scales,
+        over=pass_.over(),
     )
 
 

@@ -8,6 +8,7 @@ from enum import StrEnum
 from attrs import field, frozen
 
 from llmgw.scheduler.brake import Brake
+from llmgw.scheduler.orders import Order
 from llmgw.scheduler.scale import Scale
 from llmgw.scheduler.state import Assignment, Replica
 from llmgw.settings.daemon import Address
@@ -123,7 +124,8 @@ Command = StartCommand | DrainCommand | StopCommand
 class Outcome:
     """What a pass comes to: the rows as they shall be, what to send, and the reasons for both.
 
-    ``replicas`` is the whole new set; a row of the state that is missing from it is to be deleted.
+    ``replicas`` is the whole new set; a row of the state that is missing from it is to be deleted. ``over`` are the
+    orders that need not be looked at any more.
     """
 
     replicas: tuple[Replica, ...]
@@ -134,3 +136,4 @@ class Outcome:
     wake_at: float | None = None
     brake: Brake | None = None
     scales: Mapping[str, Scale] = field(factory=dict, hash=False)
+    over: tuple[Order, ...] = ()

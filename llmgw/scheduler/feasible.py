@@ -122,6 +122,13 @@ def _state(_need: Need, view: NodeView) -> Refusal | None:
     return Refusal("node-state", f"{node.id} is {node.state.value}: its agent is not heard", "bring its agent back")
 
 
+def _drained(_need: Need, view: NodeView) -> Refusal | None:
+    node = view.node
+    if node.drained is None:
+        return None
+    return Refusal("drained", f"{node.id} is {node.drained}", f"llmgw ctl node undrain {node.id}")
+
+
 def _labels(need: Need, view: NodeView) -> Refusal | None:
     missing = [f"{k}={v}" for k, v in need.labels if view.node.labels.get(k) != v]
     if not missing:
@@ -158,7 +165,14 @@ def _device_class(need: Need, view: NodeView) -> Refusal | None:
     return Refusal("device-class", f"class {wanted} wanted, node has {has}", "add a profile for a class that it has")
 
 
-FILTERS: Sequence[Callable[[Need, NodeView], Refusal | None]] = (_state, _labels, _taints, _engine, _device_class)
+FILTERS: Sequence[Callable[[Need, NodeView], Refusal | None]] = (
+    _state,
+    _drained,
+    _labels,
+    _taints,
+    _engine,
+    _device_class,
+)
 """What can be said of the node as a whole, in the order in which it is asked."""
 
 

@@ -119,6 +119,14 @@ def _roll_back(pass_: Working, row: Replica) -> bool:
     old = next((r for r in pass_.of_model(row.model) if r.superseded_by == row.id and r.goal is Goal.RUN), None)
     if old is not None and pass_.lost(old):
         return False  # it was replaced because its node is lost, which is as it was
+    if old is not None and pass_.drained(old) is not None and _as_in_catalog(pass_, old):
+        return False  # the same: its node is drained, and it serves on meanwhile
+    if old is not None and (order := pass_.order(old)) is not None and _as_in_catalog(pass_, old):
+        pass_.put(evolve(old, superseded_by=None))
+        pass_.given_up.add(old.id)
+        why = f"{order}; what was to replace it does not come up, and {old.id} stays: {row.reason}"
+        pass_.retire(row, why, DecisionKind.ROLLBACK)
+        return True
     if old is not None:
         edited = old.profile != row.profile
         pass_.put(evolve(old, superseded_by=None, rejected=digest if edited else old.rejected))
@@ -131,6 +139,12 @@ def _roll_back(pass_: Working, row: Replica) -> bool:
     pass_.put(evolve(row, rejected=digest, failures=0))
     pass_.retire(row, f"{said}: {row.reason}", DecisionKind.ROLLBACK, other=row.other)
     return True
+
+
+def _as_in_catalog(pass_: Working, row: Replica) -> bool:
+    """Whether the row has a profile as the catalog has it: then it is replaced for another reason than an edit."""
+    model = pass_.models.get(row.model)
+    return model is not None and model.profile(row.profile.name) == row.profile
 
 
 def _trouble(pass_: Working, row: Replica, part: Assignment) -> str | None:

@@ -296,7 +296,8 @@ def _classes(before: Working, after: Working) -> Iterator[ClassCount]:
     for view in after.fleet:
         for device in view.node.inventory.devices:
             total[device.device_class] += 1
-            if view.node.state is NodeState.CONNECTED and unusable(device, view) is None:
+            usable = view.node.state is NodeState.CONNECTED and view.node.drained is None
+            if usable and unusable(device, view) is None:
                 free[device.device_class] += 1
     for name in sorted(total):
         yield ClassCount(name, total[name], had[name], has[name], free[name])

@@ -16,6 +16,7 @@ from attrs import field, frozen
 from llmgw.hardware.inventory import Inventory
 from llmgw.scheduler.jobs import Installed
 from llmgw.scheduler.memory import Learned
+from llmgw.scheduler.orders import Drained, Order
 from llmgw.scheduler.scale import Demand, Scale
 from llmgw.settings.agent_part import NOTHING_HELD, SettingsHeld
 from llmgw.settings.catalog import EngineKind, Model, Profile
@@ -29,6 +30,7 @@ _NO_LABELS: Mapping[str, str] = MappingProxyType({})
 _NO_QUOTAS: Mapping[str, Mapping[str, int]] = MappingProxyType({})
 _NO_DEMANDS: Mapping[str, Demand] = MappingProxyType({})
 _NO_SCALES: Mapping[str, Scale] = MappingProxyType({})
+_NO_ORDERS: Mapping[str, Order] = MappingProxyType({})
 
 
 class ShardState(StrEnum):
@@ -192,7 +194,8 @@ class Node:
 
     ``installs`` are its engines with their versions; ``heard`` is when it was heard last; ``labels`` and ``taints`` are
     what the settings say of it. ``weights`` are those of the catalog that it has, and of ``looking`` it was asked and
-    has not answered. ``settings`` says which of its agent's settings it runs on.
+    has not answered. ``settings`` says which of its agent's settings it runs on, ``drained`` that an operator wants
+    nothing of ours on it.
     """
 
     id: str
@@ -212,6 +215,7 @@ class Node:
     weights: tuple[WeightFacts, ...] = ()
     looking: frozenset[str] = frozenset()
     settings: SettingsHeld = NOTHING_HELD
+    drained: Drained | None = None
 
 
 @frozen
@@ -222,7 +226,8 @@ class ClusterState:
     number. ``next_serial`` is the number of the next new replica. ``unplaced_since`` says since when a model has had
     replicas without a place, by the pass before. ``brake_released`` is the time up to which nodes were heard that are
     really gone, as an operator said. ``demands`` has what models have to do, as far as anybody knows, and ``scales``
-    what came of it in the pass before. ``learned`` is what profiles were measured to need.
+    what came of it in the pass before. ``learned`` is what profiles were measured to need. ``orders`` are what
+    operators want done to replicas, by replica, as long as it is not done.
     """
 
     cluster: str
@@ -238,6 +243,7 @@ class ClusterState:
     demands: Mapping[str, Demand] = field(default=_NO_DEMANDS, hash=False)
     scales: Mapping[str, Scale] = field(default=_NO_SCALES, hash=False)
     learned: tuple[Learned, ...] = ()
+    orders: Mapping[str, Order] = field(default=_NO_ORDERS, hash=False)
 
     def node(self, node_id: str) -> Node | None:
         """The node of this id, if it ever registered."""

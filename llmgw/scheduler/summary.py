@@ -8,6 +8,7 @@ from attrs import evolve, frozen
 
 from llmgw.scheduler.brake import HELD, brake
 from llmgw.scheduler.changes import taken_back
+from llmgw.scheduler.drains import waiting_for
 from llmgw.scheduler.explain import Unplaced
 from llmgw.scheduler.public import public
 from llmgw.scheduler.scale import Scale
@@ -165,6 +166,7 @@ def replica_view(row: Replica, state: ClusterState, now: float, *, held: bool = 
     )
     report = shards[0].report if shards else None
     word, reason, since, then = _judge(row, _telling(row, state), now, held=held)
+    then = waiting_for(row, state) or then
     return ReplicaView(
         id=row.id,
         model=row.model,

@@ -6,6 +6,7 @@ from attrs import evolve
 
 from llmgw.errors import OperatorError
 from llmgw.scheduler.liveness import node_state
+from llmgw.scheduler.orders import Drained
 from llmgw.scheduler.scale import scaled
 from llmgw.scheduler.state import ClusterState
 from llmgw.settings.document import NodeRules, Settings
@@ -37,6 +38,14 @@ def with_model(state: ClusterState, name: str, replicas: int | None, profile: st
     if replicas is not None:
         model = evolve(model, replicas=replicas, scaling=None)
     return evolve(state, models=tuple(model if m.name == name else m for m in state.models))
+
+
+def with_drain(state: ClusterState, name: str, drained: Drained | None) -> ClusterState:
+    """The state with a node drained, or not any more. Raises :class:`OperatorError` for one that is not known."""
+    if state.node(name) is None:
+        known = [n.id for n in state.nodes]
+        raise OperatorError(f"node {name[:200]}", "is not known", nearest(name, known) or "see: llmgw ctl nodes")
+    return evolve(state, nodes=tuple(evolve(n, drained=drained) if n.id == name else n for n in state.nodes))
 
 
 def with_settings(state: ClusterState, settings: Settings, now: float) -> ClusterState:

@@ -13,8 +13,9 @@ from llmgw.scheduler.brake import brake
 from llmgw.scheduler.explain import Command, Decision, DecisionKind, Unplaced
 from llmgw.scheduler.fleet import Fleet
 from llmgw.scheduler.memory import Sizes
+from llmgw.scheduler.orders import Order
 from llmgw.scheduler.place import Placement
-from llmgw.scheduler.state import Assignment, ClusterState, Goal, NodeState, Replica, ShardState, placed_on
+from llmgw.scheduler.state import Assignment, ClusterState, Goal, Node, NodeState, Replica, ShardState, placed_on
 from llmgw.settings.catalog import Model, Profile
 
 
@@ -31,6 +32,7 @@ class Working:
         self.wake: list[float] = []
         self.brake = brake(state.nodes, state.liveness, state.brake_released)
         self.rows: dict[str, Replica] = {}
+        self.given_up: set[str] = set()
         self._of_model: dict[str, dict[str, None]] = {}
         self.models = {m.name: m for m in state.models}
         self._groups = {m.name: m.group for m in state.models if m.group in state.quotas}
@@ -83,6 +85,21 @@ class Working:
             if node is None or (node.state is NodeState.LOST and self.brake is None):
                 return shard.node
         return None
+
+    def drained(self, row: Replica) -> Node | None:
+        """The first of its nodes that an operator wants to be empty."""
+        nodes = (self.state.node(shard.node) for shard in row.shards)
+        return next((node for node in nodes if node is not None and node.drained is not None), None)
+
+    def order(self, row: Replica) -> Order | None:
+        """What an operator wants done to this start of it."""
+        found = self.state.orders.get(row.id)
+        return None if found is None or found.generation != row.generation or row.id in self.given_up else found
+
+    def over(self) -> tuple[Order, ...]:
+        """The orders that are done, or have nothing left to be done to."""
+        rows = [(order, self.rows.get(order.replica)) for order in self.state.orders.values()]
+        return tuple(o for o, r in rows if r is None or r.goal is not Goal.RUN or self.order(r) is None)
 
     def counts(self, row: Replica) -> bool:
         """Whether it is one of those that the model shall have."""

@@ -25,6 +25,7 @@ from llmgw.link.messages import (
     HeartbeatSeen,
     IdentityHeld,
     JobStatus,
+    LogChunk,
     LookForWeights,
     NotUnderstood,
     Refused,
@@ -48,6 +49,7 @@ from llmgw.server.doctors import Doctors
 from llmgw.server.enrolment import Granted
 from llmgw.server.identities import Identities
 from llmgw.server.jobs import Jobs
+from llmgw.server.logs import LogReader, Readers
 from llmgw.settings.agent_part import NodeSettings
 from llmgw.store.api import NodeRow, Store
 from llmgw.telemetry.logging import logger
@@ -94,6 +96,10 @@ class _NodeSession:
     hardware: int = 0
     queue: list[ServerMessage] = field(factory=list)
     ready: trio.Event = field(factory=trio.Event)
+    readers: Readers = field(init=False)
+
+    def __attrs_post_init__(self) -> None:
+        self.readers = Readers(self.put)
 
     @property
     def full(self) -> bool:
@@ -174,6 +180,13 @@ class Agents:
         for mine in self._sessions.values():
             mine.look.set()
 
+    def read_log(
+        self, node: str, shard: str, generation: int, lines: int, *, follow: bool, previous: bool
+    ) -> LogReader | None:
+        """Read a log on a node; ``None`` without a session."""
+        mine = self._sessions.get(node)
+        return None if mine is None else mine.readers.open(shard, generation, lines, follow=follow, previous=previous)
+
     def connected(self, node: str) -> bool:
         """Whether this node has a session."""
         return node in self._sessions
@@ -229,6 +242,7 @@ class Agents:
                     self.dispatch(node, await self._jobs.registered(node, register.jobs))
                 reason = await self._talk(node, mine, told)
             finally:
+                mine.readers.ended(f"the link with {node} ended: {reason}")
                 if self._sessions.get(node) is mine:
                     del self._sessions[node]
                     self._cluster.disconnected(node, reason)
@@ -373,6 +387,10 @@ class Agents:
                     row = self._cluster.settings_said(node, message)
                 case NotUnderstood(tag="settings-changed"):
                     row = self._cluster.settings_said(node, None)
+                case LogChunk():
+                    mine.readers.heard(message)
+                case NotUnderstood(tag="tail-log"):
+                    mine.readers.ended(f"the agent of {node} is of a version that cannot send logs; upgrade it")
                 case NotUnderstood(tag=tag):
                     self._log.warning("agent does not understand a message", node=node, tag=tag)
                     if self._doctors is not None and tag == "run-doctor":

@@ -18,10 +18,11 @@ from llmgw.scheduler.explain import Outcome, Unplaced
 from llmgw.scheduler.learn import lesson
 from llmgw.scheduler.liveness import node_state
 from llmgw.scheduler.memory import Learned, absorbed
+from llmgw.scheduler.orders import Drained, Order
 from llmgw.scheduler.scale import EngineLoad, Scale, scaled
 from llmgw.scheduler.state import ClusterState, Goal, Node, NodeState, Replica, ShardReport, ShardState
 from llmgw.server.demand import DemandBook
-from llmgw.server.node_settings import SettingsBook, applied, registered
+from llmgw.server.node_settings import NodeSettingsBook, applied, registered
 from llmgw.server.weights_book import WeightsBook, merged, named_weights
 from llmgw.settings.agent_part import NOTHING_SAID, NodeSettings, SettingsSaid, held
 from llmgw.settings.document import NodeRules, Settings
@@ -65,11 +66,13 @@ class Cluster:
         scales: Mapping[str, Scale] = MappingProxyType({}),
         learned: Iterable[Learned] = (),
         settings_revision: int = 0,
+        drains: Mapping[str, Drained] = MappingProxyType({}),
+        orders: Mapping[str, Order] = MappingProxyType({}),
     ) -> None:
         self.id = cluster
         self.epoch = epoch
         self.settings = settings
-        self._settings_book = SettingsBook(settings, settings_revision)
+        self._settings_book = NodeSettingsBook(settings, settings_revision)
         self.started = started
         self._listening = started
         self.stuck = ""
@@ -78,6 +81,8 @@ class Cluster:
         self.in_flight: Mapping[str, int] | None = None
         self.brake_released = brake_released
         self.scales: Mapping[str, Scale] = scales
+        self.drains = dict(drains)
+        self.orders = dict(orders)
         self._demand = DemandBook(started)
         self.full: Callable[[tuple[str, ...]], None] = lambda _engines: None
         self._weights = WeightsBook()
@@ -221,6 +226,7 @@ class Cluster:
         """The node is gone for good: what was placed there is placed elsewhere. Whether it was known."""
         self._left.pop(node, None)
         self._seen.pop(node, None)
+        self.drains.pop(node, None)
         known = self._rows.pop(node, None) is not None
         self._woken()
         return known
@@ -256,7 +262,7 @@ class Cluster:
     def use_settings(self, settings: Settings, revision: int | None = None) -> None:
         """New settings hold from the next pass on. ``revision`` is theirs; without one that of the ones before."""
         self.settings = settings
-        self._settings_book = SettingsBook(settings, self._settings_book.revision if revision is None else revision)
+        self._settings_book = NodeSettingsBook(settings, self._settings_book.revision if revision is None else revision)
         self._woken()
 
     def node_settings(self, node: str) -> NodeSettings:
@@ -292,6 +298,19 @@ class Cluster:
         self.brake_released = silent_since
         self._woken()
 
+    def drain(self, node: str, drained: Drained | None) -> None:
+        """An operator wants a node to be empty, or does not any more."""
+        if drained is None:
+            self.drains.pop(node, None)
+        else:
+            self.drains[node] = drained
+        self._woken()
+
+    def order(self, order: Order) -> None:
+        """An operator wants something done to a replica."""
+        self.orders[order.replica] = order
+        self._woken()
+
     def state(self, now: float) -> ClusterState:
         """One frozen picture of everything."""
         placed = tuple(m for m in self.settings.models if m.profiles)
@@ -309,6 +328,7 @@ class Cluster:
             demands=self._demand.of(placed, self.replicas),
             scales=self.scales,
             learned=tuple(self._learned.values()),
+            orders=dict(self.orders),
         )
 
     def _in_flight(self) -> Mapping[str, int]:
@@ -326,6 +346,9 @@ class Cluster:
         self.replicas = outcome.replicas
         self.unplaced = outcome.unplaced
         self.scales = outcome.scales
+        for order in outcome.over:
+            if self.orders.get(order.replica) == order:
+                del self.orders[order.replica]
         self._next_serial = outcome.next_serial
 
     def changes(self, state: ClusterState) -> tuple[NodeChange, ...]:
@@ -362,6 +385,7 @@ class Cluster:
             looking=self._weights.looking(row.id, now),
             installs=row.installs,
             settings=held(self._settings_book.of(row.id), row.settings),
+            drained=self.drains.get(row.id),
         )
 
 
@@ -394,4 +418,6 @@ async def remembered(
         scales=await store.scales(),
         learned=await store.learned(),
         settings_revision=settings_revision,
+        drains=await store.drains(),
+        orders=await store.orders(),
     )

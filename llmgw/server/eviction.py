@@ -8,7 +8,7 @@ from llmgw.server.cluster import Cluster
 from llmgw.server.identities import Identities
 
 
-async def evict(node: str, by: str, cluster: Cluster, agents: Agents, identities: Identities) -> None:
+async def forget(node: str, by: str, cluster: Cluster, agents: Agents, identities: Identities) -> None:
     """Forget a node that is not connected. It is no ban: with a valid certificate it registers anew.
 
     Raises :class:`OperatorError`.

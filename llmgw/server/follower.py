@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 
 import trio
 from attrs import evolve
@@ -15,7 +15,6 @@ from llmgw.scheduler.summary import model_views
 from llmgw.server.cluster import Cluster
 from llmgw.server.registry import table
 from llmgw.settings.daemon import Address
-from llmgw.settings.load import load_settings
 from llmgw.store.lease import Leader
 from llmgw.store.sql import SqlStore
 from llmgw.telemetry.logging import logger
@@ -30,7 +29,7 @@ _HEARD_S = 600.0
 class Follower:
     """Keeps ``cluster`` and the routing table as the store has them.
 
-    ``leader`` says who leads, ``push`` gives the router a table, ``said`` is called with the number of new settings.
+    ``leader`` says who leads, ``push`` gives the router a table, ``refresh`` takes over the newest settings.
     """
 
     def __init__(
@@ -40,14 +39,14 @@ class Follower:
         leader: Callable[[], Leader | None],
         push: Callable[[Table], None],
         clock: Callable[[], float],
-        said: Callable[[int], None],
+        refresh: Callable[[], Awaitable[None]],
     ) -> None:
         self._store = store
         self.cluster = cluster
         self._leader = leader
         self._push = push
         self._clock = clock
-        self._said = said
+        self._refresh = refresh
         self._table = Table()
         self._log = logger("follower")
 
@@ -72,11 +71,8 @@ class Follower:
         ]
         replicas, serial = await self._store.replicas()
         self.cluster.follow(rows, replicas, serial, await self._store.unplaced(), await self._store.scales())
-        newest = await self._store.settings()
-        if newest is not None:
-            settings = load_settings(newest.text, f"settings, revision {newest.revision}")
-            self.cluster.use_settings(settings, newest.revision)
-            self._said(newest.revision)
+        self.cluster.drains = await self._store.drains()
+        await self._refresh()
         state = self.cluster.state(now)
         views = {view.name: view for view in model_views(state, self.cluster.unplaced, now)}
         new = table(self.cluster.settings, state, views, int(self.cluster.started), self._table)

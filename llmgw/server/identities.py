@@ -7,7 +7,7 @@ Decisions are pure functions beside this (:mod:`~llmgw.server.tokens`, :mod:`~ll
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import trio
 from attrs import evolve
@@ -257,6 +257,11 @@ class Identities:
 
     # The deny list
 
+    def kept_out(self, chain: Sequence[Certificate]) -> str | None:
+        """Why a person's certificate is denied, by a serial number or key in its chain; nothing if it is not."""
+        entry = self._deny.find("", chain)
+        return None if entry is None else entry.reason
+
     async def deny(self, kind: str, value: str, reason: str, by: str) -> DenyRow:
         """Keep somebody out from now on; open sessions end. Raises :class:`OperatorError`."""
         row = DenyRow(kind, normal(kind, value), reason.strip(), by, self._clock())
@@ -288,7 +293,7 @@ class Identities:
 
     async def forget(self, node: str, by: str) -> bool:
         """Forget a node; whether there was one."""
-        there = await self._store.forget_node(node, self._event("node.evict", node, by, "forgotten"))
+        there = await self._store.forget_node(node, self._event("node.forget", node, by, "forgotten"))
         self._held.pop(node, None)
         self.enrolment.issued.pop(node, None)
         return there

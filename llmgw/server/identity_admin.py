@@ -7,7 +7,7 @@ from collections.abc import Callable
 from llmgw.link.authority import fingerprint
 from llmgw.server.agents import Agents
 from llmgw.server.cluster import Cluster
-from llmgw.server.eviction import evict
+from llmgw.server.eviction import forget
 from llmgw.server.identities import Identities
 from llmgw.server.roots import Needs, lacking, needing
 from llmgw.server.tokens import state
@@ -37,9 +37,9 @@ class IdentityAdmin:
         """The deny list."""
         return await self._identities.denied()
 
-    async def evict(self, node: str, by: str) -> None:
+    async def forget(self, node: str, by: str) -> None:
         """Forget a node."""
-        await evict(node, by, self._cluster, self._agents, self._identities)
+        await forget(node, by, self._cluster, self._agents, self._identities)
 
     async def events(self, limit: int) -> tuple[Event, ...]:
         """The newest events."""

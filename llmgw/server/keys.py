@@ -17,6 +17,7 @@ from attrs import evolve
 
 from llmgw.errors import OperatorError
 from llmgw.router.journal import left_behind, remove
+from llmgw.settings.document import KeyPolicy
 from llmgw.settings.keys import (
     ALPHABET,
     ID_LENGTH,
@@ -40,6 +41,8 @@ _ADD_UP_EVERY_S = 5.0
 _TEXT_MOST = 128
 _TAGS_MOST = 32
 _MOST = 2**53
+_SLACK_S = 60.0
+"""An end that somebody counted from their own clock."""
 
 
 class Router(Protocol):
@@ -53,7 +56,15 @@ class Router(Protocol):
 class KeyBook:
     """Every key, by its last change. ``version`` is that of the table."""
 
-    def __init__(self, store: KeyStore, router: Router, folder: Path, clock: Callable[[], float]) -> None:
+    def __init__(
+        self,
+        store: KeyStore,
+        router: Router,
+        folder: Path,
+        clock: Callable[[], float],
+        policy: Callable[[], KeyPolicy] = KeyPolicy,
+    ) -> None:
+        self.policy = policy
         self._store = store
         self._router = router
         self._folder = folder
@@ -144,8 +155,11 @@ class KeyBook:
 
     async def create(self, terms: KeyTerms, by: str) -> tuple[ApiKey, str, bool]:
         """A new key, its token, and whether it is in force. The token is nowhere afterwards."""
-        _check(terms, self._clock())
         now = self._clock()
+        longest = self.policy().longest_days
+        if longest is not None and terms.expires is None:
+            terms = evolve(terms, expires=now + longest * DAY_S)
+        _check(terms, now, longest)
         ident = _random(ID_LENGTH)
         token = token_of(ident, _random(SECRET_LENGTH))
         key = ApiKey(
@@ -158,7 +172,7 @@ class KeyBook:
 
     async def change(self, ident: str, terms: KeyTerms, by: str) -> tuple[ApiKey, bool]:
         """The same key on other terms, and whether they are in force."""
-        _check(terms, None if terms.expires == self.row(ident).expires else self._clock())
+        _check(terms, None if terms.expires == self.row(ident).expires else self._clock(), self.policy().longest_days)
         async with self._turn:
             key = self._usable(ident)
             new = evolve(
@@ -265,8 +279,11 @@ def _said(terms: KeyTerms) -> str:
     return ", ".join(f"{name} {value}" for name, value in given.items() if value not in (None, ""))
 
 
-def _check(terms: KeyTerms, now: float | None) -> None:
-    """Raises :class:`OperatorError` with the first thing that is wrong. ``now``: an expiry must be later."""
+def _check(terms: KeyTerms, now: float | None, longest_days: float | None) -> None:
+    """Raises :class:`OperatorError` with the first thing that is wrong.
+
+    ``now``: an expiry must be later, and at most so many days later.
+    """
     for name, text in (("name", terms.name), ("owner", terms.owner), *(("tag", tag) for tag in terms.tags)):
         if len(text) > _TEXT_MOST or not text.isprintable():
             raise OperatorError(f"the {name}", f"should be at most {_TEXT_MOST} printable characters", "")
@@ -289,3 +306,9 @@ def _check(terms: KeyTerms, now: float | None) -> None:
             raise OperatorError(name, f"expected 0 to {_MOST}, found {value}", "leave it out for no limit")
     if now is not None and terms.expires is not None and terms.expires <= now:
         raise OperatorError("the expiry", "is in the past", "")
+    if now is not None and longest_days is not None:
+        hint = f"keys.longest_days of the settings allows {longest_days:g} days"
+        if terms.expires is None:
+            raise OperatorError("the expiry", "is none", hint)
+        if terms.expires > now + longest_days * DAY_S + _SLACK_S:
+            raise OperatorError("the expiry", f"is {(terms.expires - now) / DAY_S:.0f} days from now", hint)

@@ -33,9 +33,10 @@ from llmgw.server.jobs import Jobs
 from llmgw.server.keys import KeyBook
 from llmgw.server.leader import Leadership
 from llmgw.server.loads import Loads
+from llmgw.server.operations import Operations
 from llmgw.server.reconcile import Reconciler
 from llmgw.server.registry import table
-from llmgw.server.settings_file import SettingsFile
+from llmgw.server.settings_book import SettingsBook
 from llmgw.server.status import Status
 from llmgw.settings.daemon import ServerConfig
 from llmgw.settings.document import Auth, Settings
@@ -47,13 +48,17 @@ from llmgw.store.opening import store_of
 from llmgw.store.sql import SqlStore
 from llmgw.telemetry.logging import configure, logger
 from llmgw.telemetry.metrics import ControlPlaneMetrics
+from llmgw.web.access import Access
+from llmgw.web.admin_tls import AdminTlsContext, is_loopback, trust_domain
 from llmgw.web.api import app
 from llmgw.web.auth import token_of
 from llmgw.web.serve import listen as listen_admin
 from llmgw.web.serve import serve as serve_admin
+from llmgw.web.watch import Watch
 
 _KILL_MARGIN_S = 2.0
 _STORE_AGAIN_S = 2.0
+_ANSWER_S = 0.5
 
 
 def run(config: ServerConfig) -> None:
@@ -99,6 +104,7 @@ class Server:
         self._reload = trio.Event()
         self._signal = ""
         self._table = Table()
+        self._admin_tls: AdminTlsContext | None = None
         self.hands_over = False
 
     async def run(self) -> None:
@@ -106,25 +112,25 @@ class Server:
 
         After SIGUSR2 the router's workers are left as they are: ``hands_over`` says so then.
         """
-        settings_file = SettingsFile(Path(self._config.settings), self._store)
-        leadership = await self._leadership(settings_file)
-        if leadership is None or leadership.leads:
-            settings, revision = await settings_file.load(time.time(), "read at the start")
-        else:
-            settings, revision = await settings_file.newest()
+        book = SettingsBook(self._store, Path(self._config.settings), time.time, link=self._config.link is not None)
+        leadership = await self._leadership(book)
+        await book.start(records=leadership is None or leadership.leads)
+        settings = book.settings
         control_plane = settings.needs_control_plane
-        if control_plane and self._config.link is None:
-            raise OperatorError(
-                "server.yaml: link",
-                f"is missing, but model {next(m.name for m in settings.models if m.profiles)} has profiles to place",
-                "add a link section with listen and tls, so that agents can connect",
-            )
         started = time.time()
         metrics = ControlPlaneMetrics()
         epoch = None if leadership is None else leadership.epoch
-        cluster = await remembered(self._store, settings, started, lambda: reconciler.wake(), revision, epoch)
+        cluster = await remembered(
+            self._store, settings, started, lambda: reconciler.wake(), book.revision, epoch=epoch
+        )
         router = RouterWorkers(Path(self._config.state_dir), self._config.router, self._config.log)
-        keys = KeyBook(self._store.keys, router, Path(self._config.state_dir) / COUNTS_FOLDER, time.time)
+        keys = KeyBook(
+            self._store.keys,
+            router,
+            Path(self._config.state_dir) / COUNTS_FOLDER,
+            time.time,
+            lambda: cluster.settings.keys,
+        )
         await keys.load()
         router.serve_keys(keys)
         cluster.full = router.fill
@@ -148,9 +154,21 @@ class Server:
         )
         agents = Agents(cluster, self._store, time.time, jobs, identities, doctors)
         reconciler = Reconciler(cluster, self._store, agents, router.push, time.time, metrics, int(started))
-        status = Status(cluster, self._store, router, metrics, revision, __version__, time.time, keys, leadership)
+        status = Status(
+            cluster, self._store, router, metrics, lambda: book.revision, __version__, time.time, keys, leadership
+        )
         listener = listen_admin(self._config.admin.listen)
-        token = token_of(Path(self._config.state_dir))
+        admin = self._config.admin
+        tls = None if admin.tls is None else AdminTlsContext(admin.tls)
+        self._admin_tls = tls
+        access = Access(
+            token_of(Path(self._config.state_dir)),
+            self._store.people,
+            time.time,
+            trust_domain(self._config),
+            lambda chain: None if identities is None else identities.kept_out(chain),
+        )
+        watch = Watch(status, jobs, access)
         loads = Loads(leadership, lambda load: cluster.loaded(load, time.time()))
 
         async with trio.open_nursery() as root:
@@ -162,9 +180,14 @@ class Server:
                 router.on_load(loads.own)
                 await services.start(router.run)
                 people = None if identities is None else IdentityAdmin(identities, cluster, agents, time.time)
+                operations = Operations(cluster, self._store, time.time, agents) if control_plane else None
                 history = self._store, Path(self._config.state_dir)
-                admin = app(status, token, jobs, people, keys, history, doctors)
-                await services.start(serve_admin, admin, listener)
+                made = app(
+                    status, access, jobs, people, keys, history, doctors, operations, book, self._store.people, watch
+                )
+                await services.start(partial(serve_admin, made, listener, tls))
+                services.start_soon(watch.run)
+                self._warn_if_plain()
                 services.start_soon(keys.run)
                 self._warn_if_open(settings)
                 async with trio.open_nursery() as control:
@@ -174,7 +197,7 @@ class Server:
                         control.start_soon(loads.run)
                     if leadership is not None and not leadership.leads:
                         follower = Follower(
-                            self._store, cluster, lambda: leadership.known, router.push, time.time, status.in_use
+                            self._store, cluster, lambda: leadership.known, router.push, time.time, book.refresh
                         )
                         control.start_soon(follower.run)
                         if self._config.link is not None:
@@ -188,8 +211,10 @@ class Server:
                         # Only from here on: a start that takes its time is nobody's silence.
                         cluster.listens(time.time())
                         control.start_soon(reconciler.run)
+                    book.use = partial(self._use, cluster, router, agents)
+                    control.start_soon(self._start_anew, book)
                     if leadership is None or leadership.leads:
-                        control.start_soon(self._reloads, settings_file, cluster, status, router, identities)
+                        control.start_soon(self._reloads, book, identities)
                     self._log.info(
                         "ready",
                         version=__version__,
@@ -212,12 +237,11 @@ class Server:
             root.cancel_scope.cancel(reason=self._signal)
         self._log.info("stopped", signal=self._signal)
 
-    async def _leadership(self, file: SettingsFile) -> Leadership | None:
+    async def _leadership(self, book: SettingsBook) -> Leadership | None:
         """This control plane's part among several, taken up: it leads, or follows. ``None`` where it is alone."""
         if not self._store.database.shared or self._config.link is None:
             return None
-        settings, _ = await file.newest()
-        if not settings.needs_control_plane:
+        if not (await book.peek()).needs_control_plane:
             return None
         link, admin = self._config.link, self._config.admin
         me = Leader(
@@ -258,6 +282,15 @@ class Server:
                 remedy="make keys with llmgw ctl keys create, then set router.auth: keys in the settings",
             )
 
+    def _warn_if_plain(self) -> None:
+        admin = self._config.admin
+        if admin.tls is None and not is_loopback(admin.listen.host):
+            self._log.warning(
+                "the admin API is open to the network without TLS: whoever listens in has its tokens",
+                listen=str(admin.listen),
+                remedy="set admin.tls in server.yaml, or listen on 127.0.0.1",
+            )
+
     @contextmanager
     def _step(self, name: str) -> Iterator[None]:
         began = trio.current_time()
@@ -279,36 +312,38 @@ class Server:
                     self._log.info("starting anew" if self.hands_over else "stopping", signal=self._signal)
                     self._stopping.set()
 
-    async def _reloads(
-        self,
-        file: SettingsFile,
-        cluster: Cluster,
-        status: Status,
-        router: RouterWorkers,
-        identities: Identities | None,
-    ) -> None:
+    def _use(self, cluster: Cluster, router: RouterWorkers, agents: Agents, settings: Settings, revision: int) -> None:
+        """These settings hold from now on, wherever they came from."""
+        cluster.use_settings(settings, revision)
+        agents.tell_settings()
+        if not settings.needs_control_plane:
+            self._route(cluster, router)
+        self._warn_if_open(settings)
+
+    async def _reloads(self, book: SettingsBook, identities: Identities | None) -> None:
         while True:
             await self._reload.wait()
             self._reload = trio.Event()
             if identities is not None:
                 identities.wake()
+            if self._admin_tls is not None:
+                try:
+                    self._admin_tls.load()
+                except OperatorError as wrong:
+                    self._log.error("admin certificates refused; the old ones stay", error=str(wrong))
             try:
-                settings, revision = await file.load(time.time(), "SIGHUP")
+                await book.reread()
             except OperatorError as wrong:
                 self._log.error("settings refused; the old ones stay", error=str(wrong))
-                continue
-            if settings.needs_control_plane != cluster.settings.needs_control_plane:
-                self._log.error(
-                    "settings refused; the old ones stay",
-                    error="they turn a router into a control plane or back; restart llmgw server for that",
-                )
-                continue
-            cluster.use_settings(settings, revision)
-            if not settings.needs_control_plane:
-                self._route(cluster, router)
-            self._warn_if_open(settings)
-            status.revision = revision
-            self._log.info("settings in use", revision=revision)
+
+    async def _start_anew(self, book: SettingsBook) -> None:
+        """A router became a control plane or the other way round: what runs in this process is another then."""
+        await book.anew.wait()
+        await trio.sleep(_ANSWER_S)  # whoever changed them gets an answer first
+        if not self._stopping.is_set():
+            self._signal, self.hands_over = "other settings", True
+            self._log.info("starting anew", signal=self._signal)
+            self._stopping.set()
 
 
 def _role(leadership: Leadership | None, control_plane: bool) -> str:

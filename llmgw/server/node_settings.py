@@ -9,7 +9,7 @@ from llmgw.settings.agent_part import NodeSettings, SettingsSaid, node_settings
 from llmgw.settings.document import Settings
 
 
-class SettingsBook:
+class NodeSettingsBook:
     """Every node's settings, of one revision of the document; worked out once for each that has some of its own."""
 
     def __init__(self, settings: Settings, revision: int) -> None:

@@ -153,6 +153,7 @@ class Reconciler:
             or outcome.next_serial != state.next_serial
             or outcome.unplaced != self._cluster.unplaced
             or bool(outcome.decisions)
+            or bool(outcome.over)
             or _numbers(outcome.scales) != _numbers(self._cluster.scales)
         )
         if changed:
@@ -164,6 +165,7 @@ class Reconciler:
                 decisions=outcome.decisions,
                 unplaced=outcome.unplaced,
                 scales=outcome.scales,
+                over=outcome.over,
             )
             try:
                 number = await self._store.save_pass(record)

@@ -104,5 +104,5 @@ def table(
     settings: Settings, state: ClusterState, views: Mapping[str, ModelView], created: int, before: Table
 ) -> Table:
     """The table to push: ``before`` itself when nothing in it changed, else one with the next version."""
-    new = Table(before.version, routes(settings, state, views, created), settings.router)
-    return before if new == before else Table(before.version + 1, new.routes, new.settings)
+    new = Table(before.version, routes(settings, state, views, created), settings.router, settings.tracing)
+    return before if new == before else evolve(new, version=before.version + 1)

@@ -18,7 +18,7 @@ from llmgw.web.source import Identity, RouterProcess, RouterStatus
 
 
 class Status:
-    """A reading of the daemon; ``revision`` is the settings revision in use."""
+    """A reading of the daemon; ``revision`` gives the settings revision in use."""
 
     def __init__(
         self,
@@ -26,7 +26,7 @@ class Status:
         store: Store,
         router: RouterWorkers,
         metrics: ControlPlaneMetrics,
-        revision: int,
+        revision: Callable[[], int],
         version: str,
         clock: Callable[[], float],
         keys: KeyBook | None = None,
@@ -36,15 +36,11 @@ class Status:
         self._store = store
         self._router = router
         self._metrics = metrics
-        self.revision = revision
+        self._revision = revision
         self._version = version
         self._keys = keys
         self._leadership = leadership
         self._clock = clock
-
-    def in_use(self, revision: int) -> None:
-        """Settings of this revision are in use."""
-        self.revision = revision
 
     def now(self) -> float:
         """Epoch seconds."""
@@ -58,7 +54,7 @@ class Status:
             epoch=self._cluster.epoch,
             started=self._cluster.started,
             control_plane=self._cluster.settings.needs_control_plane,
-            settings_revision=self.revision,
+            settings_revision=self._revision(),
             leads=self._leadership is None or self._leadership.leads,
             leader="" if self._leadership is None or self._leadership.known is None else self._leadership.known.admin,
         )
@@ -99,7 +95,7 @@ class Status:
         """The newest decisions."""
         return await self._store.decisions(limit, about)
 
-    async def release_brake(self) -> float:
+    async def release_brake(self, by: str) -> float:
         """Written down first: a released brake stays released over a restart."""
         now = self._clock()
         state = self._cluster.state(now)
@@ -108,7 +104,6 @@ class Status:
             return now  # they are back meanwhile
         # Up to where the last of them was heard: what falls silent later counts anew.
         upto = held.since
-        by = "an operator, over the admin API"
         await self._store.release_brake(self._cluster.epoch, now, by, upto, held.nodes)
         self._cluster.release_brake(upto)
         return now

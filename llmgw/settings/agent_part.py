@@ -22,7 +22,7 @@ from attrs import evolve, frozen
 from llmgw.errors import OperatorError
 from llmgw.hardware.fabric import FabricRule
 from llmgw.settings.catalog import EngineKind
-from llmgw.settings.daemon import AgentConfig, Discovery, EngineInstall, Log, WeightsConfig
+from llmgw.settings.daemon import AgentConfig, Discovery, DoctorRules, EngineInstall, Log, WeightsConfig
 from llmgw.settings.document import AgentSettings, Settings
 from llmgw.settings.faults import ConfigError, Path, dotted, nearest
 from llmgw.settings.load_agent import agent_of, read_agent
@@ -34,7 +34,9 @@ FILE_ONLY = frozenset({"id", "control_planes", "address", "tls", "trust_domain",
 """What an agent needs before it can hear of settings, and where it keeps them: only ``agent.yaml`` says that."""
 
 _RESET = ""
-_SECTIONS: Mapping[str, type] = MappingProxyType({"discovery": Discovery, "weights": WeightsConfig, "log": Log})
+_SECTIONS: Mapping[str, type] = MappingProxyType(
+    {"discovery": Discovery, "weights": WeightsConfig, "log": Log, "doctor": DoctorRules}
+)
 _NAMED: Mapping[str, type] = MappingProxyType({"engines": EngineInstall, "fabrics": FabricRule})
 
 _LARGEST = 128 * 1024
@@ -152,7 +154,11 @@ def without_nulls(value: Mapping[str, Any]) -> dict[str, Any]:
 
 def agent_part(settings: Settings, node: str) -> dict[str, Any]:
     """What the settings tell this node's agent."""
-    return merged(written_long(settings.agents.default), written_long(settings.agents.nodes.get(node, {})))
+    skip = settings.doctor.skip
+    made: dict[str, Any] = {"doctor": {"skip": list(skip)}} if skip else {}
+    for part in (settings.agents.default, settings.agents.nodes.get(node, {})):
+        made = merged(made, written_long(part))
+    return made
 
 
 def node_settings(settings: Settings, node: str, revision: int) -> NodeSettings:

@@ -74,15 +74,6 @@ class Cors:
     origins: tuple[str, ...] = ()
 
 
-@frozen
-class Tracing:
-    """Where spans of requests go: ``endpoint`` takes OTLP over HTTP. ``share`` of the requests that no caller traces
-    already become spans."""
-
-    endpoint: str
-    share: float = 1.0
-
-
 MOST_WORKERS = 8
 
 
@@ -100,14 +91,28 @@ class RouterListener:
     tls: RouterTls | None = None
     cors: Cors = Cors()
     access_log: bool = False
-    tracing: Tracing | None = None
+
+
+@frozen
+class AdminTls:
+    """The admin listener's identity. With ``ca``, a bundle, certificates from it say who somebody is; the trust domain
+    in them is the link's, or without a link this one."""
+
+    certificate: str
+    key: str
+    ca: str | None = None
+    trust_domain: str = "llmgw.local"
 
 
 @frozen
 class AdminListener:
-    """Where people and ``llmgw ctl`` connect. ``advertise`` is where others reach it, should that not be ``listen``."""
+    """Where people and ``llmgw ctl`` connect: over HTTPS with ``tls``.
+
+    ``advertise`` is where others reach it, should that not be ``listen``.
+    """
 
     listen: Address = Address("127.0.0.1", 8001)
+    tls: AdminTls | None = None
     advertise: Address | None = None
 
 
@@ -136,11 +141,11 @@ class LinkListener:
 
     tls: TlsFiles
     listen: Address = Address("127.0.0.1", 8443)
-    advertise: Address | None = None
     trust_domain: str = "llmgw.local"
     issuing: Issuing | None = None
     nodes: tuple[str, ...] | None = None
     connections_per_address: int = 200
+    advertise: Address | None = None
 
 
 @frozen
@@ -209,6 +214,13 @@ class WeightsConfig:
 
 
 @frozen
+class DoctorRules:
+    """What ``llmgw doctor`` leaves out on a node: ``skip`` are ids of checks, or how ids begin (``port``)."""
+
+    skip: tuple[str, ...] = ()
+
+
+@frozen
 class AgentConfig:
     """``agent.yaml``. ``address`` is where the router reaches this node's engines.
 
@@ -230,6 +242,7 @@ class AgentConfig:
     weights: WeightsConfig = WeightsConfig()
     engines: tuple[EngineInstall, ...] = ()
     log: Log = Log()
+    doctor: DoctorRules = DoctorRules()
 
     @property
     def weights_cache(self) -> str:

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
 from attrs import frozen
 
+from llmgw.settings.agent_part import agent_part
 from llmgw.settings.convert import strict_converter
-from llmgw.settings.document import Settings
+from llmgw.settings.document import NodeRules, Settings
 
 _CONVERTER = strict_converter()
 _LONGEST = 200
@@ -36,6 +37,20 @@ class Difference:
 def differences(before: Settings, after: Settings) -> tuple[Difference, ...]:
     """Every difference, in the order of the documents; a whole model or profile that comes or goes is one."""
     return tuple(_of("", _plain(before), _plain(after)))
+
+
+def affected(before: Settings, after: Settings, known: Iterable[str] = ()) -> tuple[tuple[str, ...], tuple[str, ...]]:
+    """The models, and of these nodes and those that are named the ones, that are treated otherwise than before."""
+    models = dict.fromkeys(m.name for s in (before, after) for m in s.models)
+    named = [name for s in (before, after) for name in (*s.nodes, *s.agents.nodes)]
+    return (
+        tuple(name for name in models if before.model(name) != after.model(name)),
+        tuple(name for name in dict.fromkeys([*known, *named]) if _of_node(before, name) != _of_node(after, name)),
+    )
+
+
+def _of_node(settings: Settings, name: str) -> tuple[NodeRules | None, dict[str, Any]]:
+    return settings.nodes.get(name), agent_part(settings, name)
 
 
 def _plain(settings: Settings) -> dict[str, Any]:

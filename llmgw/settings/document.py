@@ -9,7 +9,9 @@ from typing import Any
 
 from attrs import field, frozen
 
-from llmgw.settings.catalog import Model
+from llmgw.settings.catalog import Model, Scaling
+from llmgw.settings.daemon import DoctorRules
+from llmgw.settings.keys import Period
 
 _NONE: Mapping[str, str] = MappingProxyType({})
 
@@ -118,10 +120,42 @@ class AgentSettings:
 
 
 @frozen
+class KeyDefaults:
+    """The limits of a key that is made without a word on them; ``budget_cost`` is in the unit of ``router.prices``."""
+
+    requests_per_minute: int | None = None
+    tokens_per_minute: int | None = None
+    concurrent: int | None = None
+    budget_tokens: int | None = None
+    budget_cost: float | None = None
+    budget_period: Period = Period.MONTH
+
+
+@frozen
+class KeyPolicy:
+    """What holds for API keys from now on: ``limits`` for keys that are made, and ``longest_days``, the latest end that
+    a key can be given, counted from then. Keys that there are stay as they are."""
+
+    limits: KeyDefaults = KeyDefaults()
+    longest_days: float | None = None
+
+
+@frozen
+class Tracing:
+    """Where spans of requests go: ``endpoint`` takes OTLP over HTTP. ``share`` of the requests that no caller traces
+    already become spans."""
+
+    endpoint: str
+    share: float = 1.0
+
+
+@frozen
 class Settings:
     """The whole document. ``models`` keeps the order in which the operator wrote them.
 
     ``nodes`` has rules for nodes by id; ``quotas`` says how many devices of a class the models of a group may have.
+    ``scaling`` is what the ``scaling`` of a model leaves out; a model without one does not follow its load. ``doctor``
+    holds on every node whose ``agents`` say nothing else.
     """
 
     models: tuple[Model, ...] = ()
@@ -130,7 +164,11 @@ class Settings:
     nodes: Mapping[str, NodeRules] = field(default=_NO_NODES, hash=False)
     quotas: Mapping[str, Mapping[str, int]] = field(default=_NO_QUOTAS, hash=False)
     weights: WeightsRules = WeightsRules()
+    scaling: Scaling = Scaling()
+    keys: KeyPolicy = KeyPolicy()
+    tracing: Tracing | None = None
     agents: AgentSettings = AgentSettings()
+    doctor: DoctorRules = DoctorRules()
 
     def model(self, name: str) -> Model | None:
         """The model of this name, if the catalog has it."""

@@ -19,6 +19,8 @@ from llmgw.settings.yaml import Document
 
 _Kind = TypeVar("_Kind")
 
+MOST_FAULTS = 200
+
 _ADDRESS = re.compile(r"(?:\[([0-9A-Fa-f:.%]+)\]|([^\s\[\]:/]+)):([0-9]{1,5})")
 
 # The keys that people write, where they differ from the class's own.
@@ -66,8 +68,11 @@ class Reading:
         return part
 
     def fault(self, path: Path, problem: str, hint: str = "") -> None:
-        """Note what is wrong with the value at this path."""
-        self.faults.append(self.document.fault((*self.top, *path), problem, hint))
+        """Note what is wrong with the value at this path. Of very many only the first are told."""
+        if len(self.faults) < MOST_FAULTS:
+            self.faults.append(self.document.fault((*self.top, *path), problem, hint))
+        elif len(self.faults) == MOST_FAULTS:
+            self.faults.append(self.document.fault((*self.top, *path), "and more, which are not told"))
 
     def mapping(self, value: Any, path: Path) -> dict[str, Any]:
         """The value as a mapping of its own, so that it can be changed; a fault and empty if it is none."""
@@ -109,7 +114,9 @@ class Reading:
 
     def unknown(self, path: Path, kind: type) -> None:
         """Note a key that ``kind`` does not have."""
-        self.fault(path, "unknown key", nearest(str(path[-1]), known_keys(kind)))
+        # Looking for the nearest key costs more than all the rest.
+        hint = nearest(str(path[-1]), known_keys(kind)) if len(self.faults) < MOST_FAULTS else ""
+        self.fault(path, "unknown key", hint)
 
     def end(self) -> None:
         """Raise :class:`ConfigError` if anything was wrong."""

@@ -14,16 +14,17 @@ import attrs
 
 from llmgw.hardware.fabric import FabricRule
 from llmgw.hardware.gpu import compute_capability
-from llmgw.settings.catalog import EngineKind, Model, Profile, Routing
+from llmgw.settings.catalog import EngineKind, Model, Profile, Routing, Scaling
 from llmgw.settings.daemon import (
     MOST_WORKERS,
     Address,
     AgentConfig,
+    DoctorRules,
     LinkListener,
     RouterListener,
     ServerConfig,
 )
-from llmgw.settings.document import Liveness, RouterSettings, Settings, WeightsRules
+from llmgw.settings.document import KeyPolicy, Liveness, RouterSettings, Settings, Tracing, WeightsRules
 from llmgw.settings.faults import Path
 from llmgw.settings.memory import memory_faults
 from llmgw.settings.profile_rules import (
@@ -43,7 +44,10 @@ _ADAPTER = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,63}(?::[0-9]{1,3})?")
 NODE_ID = re.compile(r"[A-Za-z0-9](?:[A-Za-z0-9._-]{0,62}[A-Za-z0-9])?")
 _TRUST_DOMAIN = re.compile(r"[a-z0-9](?:[a-z0-9._-]{0,253}[a-z0-9])?")
 _ORIGIN = re.compile(r"[a-z][a-z0-9+.-]*://[A-Za-z0-9.\[\]:_-]+")
+_CHECK = re.compile(r"[a-z][a-z0-9-]*(?:\.[a-z0-9-]+)*")
 _LARGEST_BODY = 1024 * 1024 * 1024
+_LARGEST_LIMIT = 2**53
+_LARGEST_DAYS = 36_500
 _MEDIA_HOST = re.compile(r"\.?[A-Za-z0-9-]+(?:\.[A-Za-z0-9-]+)*|[0-9A-Fa-f:]+")
 
 
@@ -55,8 +59,11 @@ def _at(path: Path, rules: Iterator[Rule]) -> Iterator[Rule]:
 def settings_faults(settings: Settings) -> Iterator[Rule]:
     """Everything wrong with a settings document whose shape is right."""
     names = {model.name for model in settings.models}
+    usual = list(_scaling(settings.scaling))
+    yield from _at(("scaling",), iter(usual))
     for model in settings.models:
-        yield from _at(("models", model.name), _model(model))
+        # What a model takes over from a wrong default is said once, where the default stands.
+        yield from (rule for rule in _at(("models", model.name), _model(model)) if not _inherited(rule, usual))
         for index, profile in enumerate(model.profiles):
             for lora in profile.lora:
                 if (name := f"{model.name}:{lora}") in names:
@@ -76,6 +83,10 @@ def settings_faults(settings: Settings) -> Iterator[Rule]:
             if not NODE_ID.fullmatch(taint):
                 yield ("nodes", name, "taints", index), f"{taint!r} is not a taint", "use letters, digits and . _ -"
     yield from _at(("weights",), _weights(settings.weights))
+    yield from _at(("keys",), _keys(settings.keys))
+    yield from _at(("doctor",), _doctor(settings.doctor))
+    if settings.tracing is not None:
+        yield from _at(("tracing",), _tracing(settings.tracing))
     for model in settings.models:
         for index, profile in enumerate(model.profiles):
             source = hub_source(profile.weights)
@@ -92,6 +103,34 @@ def settings_faults(settings: Settings) -> Iterator[Rule]:
                 yield ("quotas", group, name), "is not a device class", "see llmgw agent inventory; such as h100-80g"
             if most < 0:
                 yield ("quotas", group, name), f"expected at least 0, found {most}", ""
+
+
+def _inherited(rule: Rule, usual: list[Rule]) -> bool:
+    path, problem, _hint = rule
+    return len(path) == 4 and path[2] == "scaling" and any(path[3:] == p and problem == q for p, q, _ in usual)
+
+
+def _keys(policy: KeyPolicy) -> Iterator[Rule]:
+    for limit in attrs.fields(type(policy.limits)):
+        value = getattr(policy.limits, limit.name)
+        if isinstance(value, int | float) and not 0 <= value <= _LARGEST_LIMIT:
+            yield ("limits", limit.name), f"expected 0 to {_LARGEST_LIMIT}, found {value:g}", "leave it out for none"
+    if policy.longest_days is not None and not 0 < policy.longest_days <= _LARGEST_DAYS:
+        problem = f"expected more than 0 and at most {_LARGEST_DAYS} days, found {policy.longest_days:g}"
+        yield ("longest_days",), problem, "leave it out for keys without an end"
+
+
+def _doctor(rules: DoctorRules) -> Iterator[Rule]:
+    for index, name in enumerate(rules.skip):
+        if not _CHECK.fullmatch(name):
+            yield ("skip", index), f"{name!r} is no check, nor how ids of checks begin", "see docs/doctor.md"
+
+
+def _tracing(tracing: Tracing) -> Iterator[Rule]:
+    if not tracing.endpoint.startswith(("http://", "https://")):
+        yield ("endpoint",), f"{tracing.endpoint!r} is no http address", "http://localhost:4318/v1/traces"
+    if not 0 <= tracing.share <= 1:
+        yield ("share",), f"expected 0 to 1, found {tracing.share:g}", ""
 
 
 def _weights(rules: WeightsRules) -> Iterator[Rule]:
@@ -144,7 +183,12 @@ def _model(model: Model) -> Iterator[Rule]:
     if model.min_run_s < 0:
         yield ("min_run_s",), f"expected at least 0 seconds, found {model.min_run_s:g}", ""
     if model.scaling is not None:
-        yield from _at(("scaling",), _scaling(model))
+        if not model.profiles:
+            yield ("scaling",), "is of a model that is not placed", "remove it; engines of others are not scaled"
+        if model.replicas != 1:
+            hint = "the load decides their number: remove replicas, or set min and max"
+            yield ("scaling",), "stands beside replicas", hint
+        yield from _at(("scaling",), _scaling(model.scaling))
     yield from _at(("routing",), _routing(model.routing))
     seen: set[str] = set()
     for index, profile in enumerate(model.profiles):
@@ -175,13 +219,7 @@ def _routing(routing: Routing) -> Iterator[Rule]:
             yield (name,), f"expected more than 0 seconds, found {value:g}", ""
 
 
-def _scaling(model: Model) -> Iterator[Rule]:
-    scaling = model.scaling
-    assert scaling is not None
-    if not model.profiles:
-        yield (), "is of a model that is not placed", "remove it; engines of others are not scaled"
-    if model.replicas != 1:
-        yield (), "stands beside replicas", "the load decides their number: remove replicas, or set min and max"
+def _scaling(scaling: Scaling) -> Iterator[Rule]:
     if scaling.min < 0:
         yield ("min",), f"expected at least 0, found {scaling.min}", ""
     if scaling.max < max(1, scaling.min):
@@ -310,6 +348,8 @@ def server_faults(config: ServerConfig) -> Iterator[Rule]:
         listeners["link"] = config.link.listen
         yield from _trust_domain(config.link.trust_domain, ("link", "trust_domain"))
         yield from _at(("link",), _link(config.link))
+    if config.admin.tls is not None:
+        yield from _trust_domain(config.admin.tls.trust_domain, ("admin", "tls", "trust_domain"))
     taken: dict[Address, str] = {}
     for name, address in listeners.items():
         yield from _at((name, "listen"), _listener(address))
@@ -324,8 +364,9 @@ def server_faults(config: ServerConfig) -> Iterator[Rule]:
 def _database(address: str) -> Iterator[Rule]:
     if not address.startswith(("postgresql://", "postgres://")):
         hint = "postgresql://USER@HOST/DATABASE, or nothing for SQLite in state_dir"
-        yield (), f"{address[:20]!r} is no address of a PostgreSQL database", hint
-    elif re.match(r"[a-z]+://[^/@]*:[^/@]*@", address) or re.search(r"(?i)[?&](ssl)?password=", address):
+        # No more of it is shown: it may have a password in it.
+        yield (), f"{address.partition(':')[0][:20]!r} begins no address of a PostgreSQL database", hint
+    elif re.match(r"[a-z]+://[^@?]*:[^?]*@", address) or re.search(r"(?i)[?&](ssl)?password=", address):
         hint = "name a file with it, 0600: postgresql://USER@HOST/DATABASE?passfile=FILE"
         yield (), "a password must not stand here", hint
 
@@ -339,11 +380,6 @@ def _router_listener(router: RouterListener) -> Iterator[Rule]:
         if origin != "*" and not _ORIGIN.fullmatch(origin):
             hint = "an origin is scheme, host and port, without a path: https://chat.example.org"
             yield ("cors", "origins", index), f"{origin!r} is no origin", hint
-    tracing = router.tracing
-    if tracing is not None and not tracing.endpoint.startswith(("http://", "https://")):
-        yield ("tracing", "endpoint"), f"{tracing.endpoint!r} is no http address", "http://localhost:4318/v1/traces"
-    if tracing is not None and not 0 <= tracing.share <= 1:
-        yield ("tracing", "share"), f"expected 0 to 1, found {tracing.share:g}", ""
 
 
 def _link(link: LinkListener) -> Iterator[Rule]:
@@ -387,6 +423,7 @@ def agent_faults(config: AgentConfig) -> Iterator[Rule]:
     for name in ("interval_s", "timeout_s"):
         if getattr(config.discovery, name) <= 0:
             yield ("discovery", name), f"expected more than 0 seconds, found {getattr(config.discovery, name):g}", ""
+    yield from _at(("doctor",), _doctor(config.doctor))
     if config.weights.reserve_gib < 0:
         yield ("weights", "reserve_gib"), f"expected at least 0, found {config.weights.reserve_gib:g}", ""
     for rule in config.fabrics:

@@ -18,6 +18,7 @@ from llmgw.hardware.inventory import Inventory
 from llmgw.scheduler.explain import Decision, Unplaced
 from llmgw.scheduler.jobs import Installed, JobReport, JobSpec
 from llmgw.scheduler.memory import Learned
+from llmgw.scheduler.orders import Drained, Order
 from llmgw.scheduler.scale import Scale
 from llmgw.scheduler.state import Replica, ShardReport
 from llmgw.settings.agent_part import NOTHING_SAID, SettingsSaid
@@ -101,7 +102,10 @@ class StoredDecision:
 
 @frozen
 class PassRecord:
-    """Everything that one reconcile pass changes; written in one transaction or not at all."""
+    """Everything that one reconcile pass changes; written in one transaction or not at all.
+
+    ``over`` are orders that are done; one that was given meanwhile for the same replica stays.
+    """
 
     epoch: int
     at: float
@@ -110,6 +114,7 @@ class PassRecord:
     decisions: tuple[Decision, ...]
     unplaced: tuple[Unplaced, ...]
     scales: Mapping[str, Scale] = field(factory=dict)
+    over: tuple[Order, ...] = ()
 
 
 class Store(Protocol):
@@ -179,6 +184,22 @@ class Store(Protocol):
 
         Raises as :meth:`save_pass` does.
         """
+        ...
+
+    async def drains(self) -> dict[str, Drained]:
+        """The nodes that operators want to be empty."""
+        ...
+
+    async def save_drain(self, epoch: int, node: str, drained: Drained | None, act: Act) -> None:
+        """Drain a node, or do not any more, with the decision and the audit row. Raises as :meth:`save_pass` does."""
+        ...
+
+    async def orders(self) -> dict[str, Order]:
+        """What operators want done to replicas, by replica."""
+        ...
+
+    async def save_order(self, epoch: int, model: str, order: Order, act: Act) -> None:
+        """Remember an order, in place of one for the same replica; with the rest as :meth:`save_drain`."""
         ...
 
     async def unplaced(self) -> tuple[Unplaced, ...]:

@@ -7,9 +7,9 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import cast
 
+from llmgw.durable import whole
 from llmgw.store.database import Connection, StoreError
 from llmgw.store.schema import APPLICATION_ID, VERSION, for_sqlite, step_to
-from llmgw.store.staging import staged
 
 _AT_ONCE = 500
 
@@ -19,7 +19,7 @@ def copy_out(source: Connection, version: int, path: Path) -> None:
 
     Blocking. Raises :class:`OSError` and :class:`sqlite3.Error`; what was there is still there then.
     """
-    with staged(path) as new:
+    with whole(path) as new:
         target = sqlite3.connect(new, isolation_level=None)
         try:
             target.execute("PRAGMA journal_mode = OFF")

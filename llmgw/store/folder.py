@@ -11,8 +11,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+from llmgw.durable import whole
 from llmgw.errors import OperatorError
-from llmgw.store.staging import staged
 
 _LOCK = "lock"
 _INSTANCE = "instance"
@@ -85,6 +85,6 @@ def instance_of(folder: Path) -> str:
         drawn = ""
     if not drawn:
         drawn = secrets.token_hex(4)
-        with staged(path) as new:
+        with whole(path) as new:
             new.write_text(drawn + "\n")
     return f"{socket.gethostname()}/{drawn}"

@@ -173,9 +173,17 @@ class PostgresDatabase:
             await trio.sleep(self._bound_s)
             lane.cut()
 
-        async with lane.turn:
-            result: _Result
-            failed: Exception | None = None
+        with trio.move_on_after(self._bound_s) as queue:
+            await lane.turn.acquire()
+        if queue.cancelled_caught:
+            raise StoreError(
+                self._name,
+                f"others have been waiting for it for {self._bound_s:g} s",
+                "look whether PostgreSQL answers, and what else runs on it",
+            )
+        result: _Result
+        failed: Exception | None = None
+        try:
             async with trio.open_nursery() as nursery:
                 nursery.start_soon(cut)
                 try:
@@ -183,9 +191,11 @@ class PostgresDatabase:
                 except Exception as error:  # noqa: BLE001 - raised below: the nursery would wrap it in a group
                     failed = error
                 nursery.cancel_scope.cancel()
-            if failed is not None:
-                raise failed
-            return result
+        finally:
+            lane.turn.release()
+        if failed is not None:
+            raise failed
+        return result
 
     def _transaction(self, lane: _Lane, work: Callable[[Connection], _Result]) -> _Result:
         """In a thread: one transaction, tried once more on a new connection if the old one turns out to be dead."""

@@ -198,6 +198,21 @@ STEPS: tuple[str, ...] = (
         expires REAL NOT NULL
     ) STRICT;
     CREATE TABLE router_load (instance TEXT PRIMARY KEY, row TEXT NOT NULL, at REAL NOT NULL) STRICT, WITHOUT ROWID;
+    CREATE TABLE node_drain (node TEXT PRIMARY KEY, row TEXT NOT NULL) STRICT, WITHOUT ROWID;
+    CREATE TABLE replica_order (replica TEXT PRIMARY KEY, at REAL NOT NULL, row TEXT NOT NULL) STRICT, WITHOUT ROWID;
+    """,
+    """
+    CREATE TABLE admin_token (
+        id TEXT PRIMARY KEY,
+        name TEXT NOT NULL,
+        role TEXT NOT NULL,
+        digest TEXT NOT NULL,
+        created REAL NOT NULL,
+        expires REAL NOT NULL,
+        by TEXT NOT NULL,
+        used REAL NOT NULL,
+        revoked REAL NOT NULL
+    ) STRICT, WITHOUT ROWID;
     """,
 )
 """Step n takes the schema from version n to n + 1. A step that was ever released is never changed."""
@@ -211,7 +226,7 @@ _ONE_AUDIT = 8
 
 _ACTIONS = {
     "token-created": "token.create", "token-revoked": "token.revoke", "token-used": "token.use",
-    "joined": "node.join", "denied": "node.deny", "deny-lifted": "node.lift", "evicted": "node.evict",
+    "joined": "node.join", "denied": "node.deny", "deny-lifted": "node.lift", "evicted": "node.forget",
     "renewed-expired": "node.renew-expired", "created": "key.create", "changed": "key.change",
     "rotated": "key.rotate", "revoked": "key.revoke",
 }  # fmt: skip

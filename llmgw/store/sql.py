@@ -16,13 +16,15 @@ from attrs import astuple
 
 from llmgw.scheduler.explain import Decision, DecisionKind, Unplaced
 from llmgw.scheduler.memory import Learned
+from llmgw.scheduler.orders import Drained, Order, OrderKind
 from llmgw.scheduler.scale import Scale
 from llmgw.scheduler.state import Replica
-from llmgw.store import audit_table, learned
+from llmgw.store import audit_table, learned, wishes
 from llmgw.store.api import SETTINGS_CHANGED, JobRow, NodeRow, PassRecord, SettingsRevision, StaleBase, StoredDecision
 from llmgw.store.audit import Act, AuditRow, Chain
 from llmgw.store.database import ALL, Connection, Database, Fence, StoreError, check_epoch
 from llmgw.store.pass_tables import insert_decisions, insert_unplaced, newest_decisions, unplaced
+from llmgw.store.people import SqlAdminTokens
 from llmgw.store.rows import from_text, to_text
 from llmgw.store.sql_identity import SqlIdentityStore
 from llmgw.store.sql_keys import SqlKeys
@@ -107,6 +109,11 @@ class SqlStore:
             return found
 
         return await self._db.read(work)
+
+    @property
+    def people(self) -> SqlAdminTokens:
+        """Who may use the admin API, in the same database."""
+        return SqlAdminTokens(self._db)
 
     async def cluster(self) -> str:
         """The cluster's id."""
@@ -265,6 +272,7 @@ class SqlStore:
             connection.executemany(
                 "INSERT INTO scale VALUES (?, ?)", [(model, to_text(found)) for model, found in record.scales.items()]
             )
+            wishes.drop(connection, record.over)
             connection.execute("DELETE FROM unplaced")
             for item in record.unplaced:
                 insert_unplaced(connection, number, item)
@@ -312,6 +320,41 @@ class SqlStore:
             return number
 
         return await self._write(work)
+
+    async def drains(self) -> dict[str, Drained]:
+        """The nodes that operators want to be empty."""
+        return await self._db.read(wishes.drains)
+
+    async def save_drain(self, epoch: int, node: str, drained: Drained | None, act: Act) -> None:
+        """Drain a node, or do not any more."""
+
+        def work(connection: Connection) -> None:
+            number = self._begin_pass(connection, epoch, act.at)
+            said = str(drained)
+            if drained is None:
+                said = f"no longer drained, says {act.by}{f': {act.reason}' if act.reason else ''}"
+            wishes.put_drain(connection, node, drained)
+            insert_decisions(connection, number, (Decision(DecisionKind.DRAIN, "", "", node, said),))
+            audit_table.record(connection, act)
+
+        await self._write(work)
+
+    async def orders(self) -> dict[str, Order]:
+        """What operators want done to replicas."""
+        return await self._db.read(wishes.orders)
+
+    async def save_order(self, epoch: int, model: str, order: Order, act: Act) -> None:
+        """Remember an order."""
+
+        def work(connection: Connection) -> None:
+            number = self._begin_pass(connection, epoch, act.at)
+            wishes.put_order(connection, order)
+            kind = DecisionKind.RESTART if order.kind is OrderKind.RESTART else DecisionKind.STOP
+            decision = Decision(kind, model, order.replica, "", f"to be {order}")
+            insert_decisions(connection, number, (decision,))
+            audit_table.record(connection, act)
+
+        await self._write(work)
 
     async def unplaced(self) -> tuple[Unplaced, ...]:
         """What had no place in the newest pass."""

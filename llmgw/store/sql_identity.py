@@ -167,6 +167,7 @@ class SqlIdentityStore:
 
         def work(connection: Connection) -> bool:
             gone = connection.execute("DELETE FROM node WHERE id = ?", (node,)).rowcount
+            connection.execute("DELETE FROM node_drain WHERE node = ?", (node,))
             gone += connection.execute("DELETE FROM held WHERE node = ?", (node,)).rowcount
             gone += connection.execute("DELETE FROM issued WHERE node = ?", (node,)).rowcount
             if gone:

@@ -11,9 +11,9 @@ from typing import Self, TypeVar, cast
 
 import trio
 
+from llmgw.durable import whole
 from llmgw.store.database import Connection, StoreError
 from llmgw.store.schema import APPLICATION_ID, VERSION, for_sqlite, step_to
-from llmgw.store.staging import staged
 
 _Result = TypeVar("_Result")
 
@@ -136,7 +136,7 @@ def copy_to(connection: sqlite3.Connection, path: Path) -> None:
 
     Raises :class:`sqlite3.Error` and :class:`OSError`; what was there is still there then.
     """
-    with staged(path) as new:
+    with whole(path) as new:
         connection.execute("VACUUM INTO ?", (str(new),))
 
 

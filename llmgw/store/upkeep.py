@@ -2,20 +2,22 @@
 
 from __future__ import annotations
 
+import os
 import shutil
 import sqlite3
 from collections.abc import Callable
+from contextlib import closing
 from pathlib import Path
 
 import trio
 
+from llmgw.durable import sync_folder, whole
 from llmgw.store.copying import copy_in
 from llmgw.store.database import Connection, StoreError
 from llmgw.store.postgres import PostgresDatabase
 from llmgw.store.schema import APPLICATION_ID, VERSION
 from llmgw.store.sql import SqlStore
 from llmgw.store.sqlite import SqliteDatabase, said
-from llmgw.store.staging import staged
 
 EPOCHS = 1000
 """A restored store goes on this much later than it was: agents refuse an epoch below the highest that they saw, and
@@ -80,27 +82,51 @@ def looked_at(backup: Path) -> None:
 
 
 async def restore_sqlite(backup: Path, path: Path, stamp: str) -> Path | None:
-    """Put a backup in place of the database at ``path``; what it replaces stays beside it, and its name is returned."""
+    """Put a backup in place of the database at ``path``; what it replaces stays beside it, and its name is returned.
 
-    def work() -> Path | None:
+    Whenever it ends, there is the old store or the new one, and whole. Raises :class:`StoreError`.
+    """
+    new = path.with_name(f".{path.name}.restored")
+
+    def copy() -> None:
         looked_at(backup)
-        with staged(path.with_name(f".{path.name}.restored")) as new:
-            shutil.copyfile(backup, new)
-        kept = path.with_name(f"{path.name}.replaced-{stamp}") if path.exists() else None
-        for suffix in ("", "-wal", "-shm"):
-            old = path.with_name(path.name + suffix)
-            if kept is not None and old.exists():
-                old.rename(kept.with_name(kept.name + suffix))
-        path.with_name(f".{path.name}.restored").rename(path)
-        return kept
+        with whole(new) as copied:
+            shutil.copyfile(backup, copied)
 
     try:
-        kept = await trio.to_thread.run_sync(work)
+        await trio.to_thread.run_sync(copy)
+        async with SqlStore(SqliteDatabase(new)) as store:
+            await store.database.write(_go_on)
+        return await trio.to_thread.run_sync(_swap, new, path, stamp)
     except OSError as failed:
         raise StoreError(str(path), f"cannot be replaced: {failed}", "make room, and look at the folder") from failed
-    async with SqlStore(SqliteDatabase(path)) as store:
-        await store.database.write(_go_on)
+    finally:
+        for left in path.parent.glob(f"{new.name}*"):
+            left.unlink()
+
+
+def _swap(new: Path, path: Path, stamp: str) -> Path | None:
+    kept = path.with_name(f"{path.name}.replaced-{stamp}") if path.exists() else None
+    if kept is not None:
+        _fold(path)
+        for suffix in ("-wal", "-shm"):
+            old = path.with_name(path.name + suffix)
+            if old.exists():
+                old.rename(kept.with_name(kept.name + suffix))
+        # At every instant there is a store under its name: a server that found none would begin a new one.
+        os.link(path, kept)
+    new.replace(path)
+    sync_folder(path.parent)
     return kept
+
+
+def _fold(path: Path) -> None:
+    """Have what is in a database's log beside it moved into the file; one that is damaged stays as it is."""
+    try:
+        with closing(sqlite3.connect(path, isolation_level=None, timeout=0)) as connection:
+            connection.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchall()
+    except sqlite3.Error:
+        pass
 
 
 async def restore_postgresql(backup: Path, database: PostgresDatabase, kept: Path) -> None:

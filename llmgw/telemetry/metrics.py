@@ -16,6 +16,9 @@ class ControlPlaneMetrics:
     def __init__(self) -> None:
         self.registry = CollectorRegistry()
         self._nodes = Gauge("llmgw_nodes", "Nodes by state", ["state"], registry=self.registry)
+        self._drained = Gauge(
+            "llmgw_node_drained", "Replicas that a drained node still has", ["node"], registry=self.registry
+        )
         self._devices = Gauge("llmgw_devices", "Devices by class", ["device_class"], registry=self.registry)
         self._faulty = Gauge("llmgw_devices_faulty", "Devices with a fault", registry=self.registry)
         self._replicas = Gauge(
@@ -38,6 +41,11 @@ class ControlPlaneMetrics:
         nodes = Tally(n.state for n in state.nodes)
         for node_state in NodeState:
             self._nodes.labels(node_state.value).set(nodes[node_state])
+        self._drained.clear()
+        for node in state.nodes:
+            if node.drained is not None:
+                here = (r for r in outcome.replicas if any(s.node == node.id for s in r.shards))
+                self._drained.labels(node.id).set(sum(1 for _ in here))
         shards = Tally(r.state for n in state.nodes for r in n.reports)
         for shard_state in ShardState:
             self._shards.labels(shard_state.value).set(shards[shard_state])

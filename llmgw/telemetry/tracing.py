@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
 from llmgw.errors import OperatorError
-from llmgw.settings.daemon import Tracing
+from llmgw.settings.document import Tracing
 
 if TYPE_CHECKING:
     from opentelemetry.sdk.trace import SpanProcessor
@@ -58,7 +58,7 @@ class Tracer:
             from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
         except ImportError as missing:
             raise OperatorError(
-                "router.tracing", f"needs {missing.name}, which is not installed", "install llmgw[tracing]"
+                "tracing", f"needs {missing.name}, which is not installed", "install llmgw[tracing]"
             ) from missing
         self._provider = TracerProvider(
             sampler=ParentBased(TraceIdRatioBased(config.share)),

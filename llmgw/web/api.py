@@ -11,21 +11,27 @@ from typing import Any
 import orjson
 import trio
 from starlette.applications import Starlette
-from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import PlainTextResponse, Response
-from starlette.routing import Route
+from starlette.routing import BaseRoute, Match, Route, WebSocketRoute
 
 from llmgw.errors import OperatorError
+from llmgw.store.database import StoreError
 from llmgw.web import planning, views
+from llmgw.web.access import Access, NobodyKnown, Role, same_origin
 from llmgw.web.audit import History, audit_routes
-from llmgw.web.auth import allowed
-from llmgw.web.bodies import RefusedBody, json_of, named
+from llmgw.web.bodies import RefusedBody, actor, json_of, named
 from llmgw.web.doctor import Doctors, doctor_routes
 from llmgw.web.identity import Identities, identity_routes
 from llmgw.web.jobs import Jobs, job_routes
 from llmgw.web.keys import Keys, key_routes
+from llmgw.web.openapi import document
+from llmgw.web.operations import Operations, operation_routes
+from llmgw.web.people import People, people_routes
+from llmgw.web.settings import Book, settings_routes
 from llmgw.web.source import Source
+from llmgw.web.table import BY_ROUTE
+from llmgw.web.watch import Watch
 from llmgw.web.why import model_of_adapter, unknown, why_view
 
 _STATIC = {
@@ -33,6 +39,9 @@ _STATIC = {
     "console.js": "text/javascript; charset=utf-8",
     "console.css": "text/css; charset=utf-8",
 }
+_READS = ("/plan", "/settings/check", "/watch/ticket")
+"""What is asked with a body, and changes nothing: any control plane answers it."""
+
 _HEADERS = {
     "content-security-policy": "default-src 'self'; frame-ancestors 'none'; base-uri 'none'; form-action 'none'",
     "x-content-type-options": "nosniff",
@@ -70,23 +79,24 @@ def _limit(request: Request, usual: int) -> int:
 
 def routes(
     source: Source,
-    token: str,
+    token: str | Access,
     jobs: Jobs | None = None,
     people: Identities | None = None,
     keys: Keys | None = None,
     history: tuple[History, Path] | None = None,
     doctors: Doctors | None = None,
-) -> list[Route]:
+    operations: Operations | None = None,
+    book: Book | None = None,
+    admins: People | None = None,
+    watch: Watch | None = None,
+) -> list[BaseRoute]:
     """Every route of the admin listener. With ``history`` comes a folder for what is on its way out."""
 
     plans = trio.CapacityLimiter(1)  # one at a time: each takes a whole processor while it lasts
 
     def guarded(answer: Callable[[Request], Awaitable[Any]]) -> Callable[[Request], Awaitable[Response]]:
         async def endpoint(request: Request) -> Response:
-            if not allowed(request.headers.get("authorization"), token):
-                return _error(401, "a valid admin token is needed", "send Authorization: Bearer with the token of the "
-                              "file admin.token in the server's state folder")  # fmt: skip
-            if request.method == "POST" and not request.url.path.endswith("/plan"):
+            if request.method in ("POST", "PUT") and not request.url.path.endswith(_READS):
                 asked = source.identity()
                 if not asked.leads:
                     return _error(421, "this control plane does not lead, and changes nothing",
@@ -96,6 +106,8 @@ def routes(
                 found = await answer(request)
             except RefusedBody as refused:
                 return _error(refused.status, f"{refused.thing} {refused.reason}", refused.remedy)
+            except StoreError as failed:
+                return _error(503, f"{failed.thing}: {failed.reason}", failed.remedy)
             except OperatorError as wrong:
                 return _error(400, f"{wrong.thing}: {wrong.reason}", wrong.remedy)
             return found if isinstance(found, Response) else _json(found)
@@ -148,7 +160,7 @@ def routes(
         if more := [name for name in held["nodes"] if confirmed is not None and name not in confirmed]:
             return _error(409, f"meanwhile {', '.join(more[:10])} fell silent as well", "look again, and confirm anew")
         try:
-            return {"released": await source.release_brake(), "nodes": held["nodes"]}
+            return {"released": await source.release_brake(actor(request)), "nodes": held["nodes"]}
         except OperatorError as failed:
             return _error(503, f"the brake stays on: {failed.thing}: {failed.reason}", failed.remedy)
 
@@ -162,7 +174,21 @@ def routes(
     async def metrics(_request: Request) -> Response:
         return Response(source.metrics(), 200, None, "text/plain; version=0.0.4; charset=utf-8")
 
-    return [
+    async def openapi(_request: Request) -> Any:
+        return document()
+
+    async def whoami(request: Request) -> Any:
+        return {"name": request.state.actor, "role": request.state.role.value}
+
+    async def names(_request: Request) -> Any:
+        state = source.state()
+        return {
+            "models": [name for model in source.settings().models for name in model.names],
+            "nodes": [node.id for node in state.nodes],
+            "replicas": [row.id for row in state.replicas],
+        }
+
+    made = [
         Route("/", _asset("console.html")),
         Route("/console.js", _asset("console.js")),
         Route("/console.css", _asset("console.css")),
@@ -183,27 +209,78 @@ def routes(
         *(() if keys is None else key_routes(keys, source.now, guarded)),
         *(() if history is None else audit_routes(*history, source.now, guarded)),
         *(() if doctors is None else doctor_routes(doctors, guarded)),
+        *(() if operations is None else operation_routes(operations, source, guarded)),
+        *(() if book is None else settings_routes(book, source, guarded)),
+        *(() if admins is None else people_routes(admins, source.now, guarded)),
+        Route("/api/v1/openapi.json", guarded(openapi)),
+        Route("/api/v1/whoami", guarded(whoami)),
+        Route("/api/v1/names", guarded(names)),
     ]
+    access = token if isinstance(token, Access) else Access(token)
+    watch = Watch(source, jobs, access) if watch is None else watch
+    made += watch.routes(guarded)
+    open_to = [admitted(route, access) if route.path.startswith("/api/") else route for route in made]
+    return [*open_to, WebSocketRoute("/api/v1/watch", watch.endpoint)]
+
+
+def admitted(route: Route, access: Access) -> Route:
+    """The route for those who may use it, as the table says. It has to be in it."""
+    methods = (route.methods or set()) - {"HEAD"}
+    roles = {method: BY_ROUTE[method, route.path].role for method in methods}
+
+    async def endpoint(request: Request) -> Response:
+        wanted = roles.get(request.method, roles.get("GET", Role.ADMIN))
+        try:
+            who = await access.who(request.headers.get("authorization"), getattr(request.state, "chain", ()))
+        except NobodyKnown as nobody:
+            return _error(401, f"{nobody.thing} {nobody.reason}", nobody.remedy)
+        except OperatorError as failed:
+            return _error(503, f"{failed.thing}: {failed.reason}", failed.remedy)
+        if not who.role.may(wanted):
+            remedy = "ask somebody who may, or for a token of that role: llmgw ctl admin-token create"
+            return _error(403, f"{who.name} is {_a(who.role)}, and this takes {_a(wanted)}", remedy)
+        if who.by_certificate and not same_origin(request.headers):
+            return _error(403, "a page of another site asks, with a certificate that the browser shows by itself",
+                          "use the console of this control plane, or a token")  # fmt: skip
+        request.state.actor, request.state.role = who.name, who.role
+        answer: Response = await route.endpoint(request)
+        return answer
+
+    return Route(route.path, endpoint, methods=sorted(methods))
+
+
+def _a(role: Role) -> str:
+    return f"a {role.value}" if role is Role.VIEWER else f"an {role.value}"
 
 
 def app(
     source: Source,
-    token: str,
+    token: str | Access,
     jobs: Jobs | None = None,
     people: Identities | None = None,
     keys: Keys | None = None,
     history: tuple[History, Path] | None = None,
     doctors: Doctors | None = None,
+    operations: Operations | None = None,
+    book: Book | None = None,
+    admins: People | None = None,
+    watch: Watch | None = None,
 ) -> Starlette:
     """The admin side as an ASGI application."""
 
     async def missing(request: Request, _error_: Exception) -> Response:
         return _error(404, f"there is no {request.url.path[:200]}", "the API is under /api/v1/")
 
-    async def method(request: Request, error: Exception) -> Response:
-        headers = error.headers if isinstance(error, HTTPException) else None
-        usable = "POST" if "POST" in (headers or {}).get("Allow", "") else "GET"
-        return _error(405, f"{request.method} is not possible here", f"use {usable}")
+    async def method(request: Request, _error_: Exception) -> Response:
+        matching = (r for r in request.app.routes if isinstance(r, Route) and r.matches(request.scope)[0] != Match.NONE)
+        usable = sorted({name for route in matching for name in route.methods or ()})
+        answer = _error(
+            405,
+            f"{request.method} is not possible here",
+            f"use {' or '.join(name for name in usable if name != 'HEAD')}",
+        )
+        answer.headers["allow"] = ", ".join(usable)
+        return answer
 
-    every = routes(source, token, jobs, people, keys, history, doctors)
+    every = routes(source, token, jobs, people, keys, history, doctors, operations, book, admins, watch)
     return Starlette(routes=every, exception_handlers={404: missing, 405: method})

@@ -21,7 +21,7 @@ from llmgw.web.jobs import Guard
 
 _CHUNK = 256 * 1024
 _CLOSE_S = 5.0
-_SEQ_MOST = 2**53
+SEQ_MOST = 2**53
 
 
 class History(Protocol):
@@ -67,7 +67,7 @@ def audit_routes(history: History, folder: Path, now: Callable[[], float], guard
     async def audit(request: Request) -> Any:
         limit = number(request, "limit", 50, 1000)
         assert limit is not None
-        rows = await history.audit(limit, number(request, "before", None, _SEQ_MOST))
+        rows = await history.audit(limit, number(request, "before", None, SEQ_MOST))
         return {"rows": [attrs.asdict(row) for row in rows], "now": now()}
 
     async def verify(_request: Request) -> Any:

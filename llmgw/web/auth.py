@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hmac
 import os
 import secrets
 import stat
@@ -47,10 +46,3 @@ def read_token(path: Path) -> str:
     if not text:
         raise OperatorError(str(path), "the admin token file is empty", "remove it and restart the server")
     return text
-
-
-def allowed(header: str | None, token: str) -> bool:
-    """Whether an ``Authorization`` header carries the token; compared in constant time."""
-    if header is None or not header.startswith("Bearer "):
-        return False
-    return hmac.compare_digest(header[7:].strip().encode(), token.encode())

@@ -5,14 +5,17 @@ from __future__ import annotations
 from contextlib import aclosing
 from typing import Any
 
+import cattrs
 import orjson
 import trio
 from starlette.requests import ClientDisconnect, Request
 
 from llmgw.errors import LlmgwError
+from llmgw.settings.convert import strict_converter
 
 MAX_BYTES = 2 * 1024 * 1024
 _WITHIN_S = 10.0
+_CONVERTER = strict_converter(forbid_unknown=True)
 
 
 class RefusedBody(LlmgwError):
@@ -43,6 +46,28 @@ async def json_of(request: Request) -> Any:
         return orjson.loads(b"".join(parts))
     except ValueError as wrong:
         raise RefusedBody(400, f"is not valid JSON: {wrong}") from wrong
+
+
+def shaped(value: Any, kind: type[Any]) -> Any:
+    """A body's value as an object of this class; raises :class:`RefusedBody` with everything that is wrong with it."""
+    try:
+        return _CONVERTER.structure(value, kind)
+    except cattrs.BaseValidationError as wrong:
+        raise RefusedBody(400, "; ".join(cattrs.transform_error(wrong))[:500], "see docs/ctl.md") from wrong
+    except (ValueError, TypeError, KeyError, AttributeError) as wrong:
+        # What is no object at all fails before anything of it is looked at.
+        raise RefusedBody(400, f"is not what is wanted here: {str(wrong)[:500]}", "see docs/ctl.md") from wrong
+
+
+async def structured(request: Request, kind: type[Any]) -> Any:
+    """The body as an object of this class. Raises as :func:`json_of` and :func:`shaped` do."""
+    return shaped(await json_of(request), kind)
+
+
+def actor(request: Request) -> str:
+    """Who asks, in the words of the audit."""
+    name: str = request.state.actor
+    return name
 
 
 def named(body: Any) -> frozenset[str] | None:

@@ -15,6 +15,13 @@ from llmgw.web.bodies import json_of
 from llmgw.web.jobs import Guard
 
 
+@attrs.frozen
+class DoctorRequest:
+    """The body: the nodes to check, all of them where none is named."""
+
+    nodes: tuple[str, ...] = ()
+
+
 class Doctors(Protocol):
     """Who asks nodes; see :class:`llmgw.server.doctors.Doctors`. Refusals are :class:`OperatorError`."""
 

@@ -1,4 +1,4 @@
-"""The admin API's routes for identities: join tokens, the deny list, which CAs nodes need, events, eviction."""
+"""The admin API's routes for identities: join tokens, the deny list, which CAs nodes need, events, forgotten nodes."""
 
 from __future__ import annotations
 
@@ -6,20 +6,16 @@ from collections.abc import Awaitable, Callable
 from typing import Any, Protocol
 
 import attrs
-import cattrs
 from attrs import frozen
 from cryptography import x509
 from starlette.requests import Request
 from starlette.routing import Route
 
 from llmgw.errors import OperatorError
-from llmgw.settings.convert import strict_converter
 from llmgw.store.identity import DenyRow, Event, HeldRow, TokenRow
-from llmgw.web.bodies import RefusedBody, json_of
+from llmgw.web.bodies import actor, structured
 from llmgw.web.jobs import Guard
 from llmgw.web.source import Source
-
-_CONVERTER = strict_converter(forbid_unknown=True)
 
 
 @frozen
@@ -60,7 +56,7 @@ class Identities(Protocol):
 
     async def denied(self) -> tuple[DenyRow, ...]: ...
 
-    async def evict(self, node: str, by: str) -> None: ...
+    async def forget(self, node: str, by: str) -> None: ...
 
     async def events(self, limit: int) -> tuple[Event, ...]: ...
 
@@ -116,45 +112,32 @@ def ca_view(ca: x509.Certificate, sha256: str, *, issuing: bool, ours: bool,
     return CaView(subject, sha256, ends, issuing, ours, lacking, needing)
 
 
-async def _asked(request: Request, kind: type[Any]) -> Any:
-    try:
-        return _CONVERTER.structure(await json_of(request), kind)
-    except cattrs.BaseValidationError as wrong:
-        raise RefusedBody(400, "; ".join(cattrs.transform_error(wrong))[:500], "see docs/ctl.md") from wrong
-    except (ValueError, TypeError) as wrong:
-        raise RefusedBody(400, str(wrong)[:500], "see docs/ctl.md") from wrong
-
-
-def _by(request: Request) -> str:
-    return f"admin token, from {request.client.host if request.client else 'unknown'}"
-
-
 def identity_routes(people: Identities, source: Source, guarded: Guard) -> list[Route]:
-    """``tokens``, ``deny``, ``identities``, ``identities/events`` and ``nodes/ID/evict`` under ``/api/v1/``."""
+    """``tokens``, ``deny``, ``identities``, ``identities/events`` and ``nodes/ID/forget`` under ``/api/v1/``."""
 
     async def tokens(_request: Request) -> Any:
         return {"tokens": [token_view(*found) for found in await people.tokens()], "now": source.now()}
 
     async def new_token(request: Request) -> Any:
-        asked: NewToken = await _asked(request, NewToken)
-        text, row = await people.create_token(asked.node, asked.ttl_s, _by(request))
+        asked: NewToken = await structured(request, NewToken)
+        text, row = await people.create_token(asked.node, asked.ttl_s, actor(request))
         return {"token": text, **token_view(row, "open")}
 
     async def revoke(request: Request) -> Any:
         token = request.path_params["token"]
-        await people.revoke_token(token, _by(request))
+        await people.revoke_token(token, actor(request))
         return {"revoked": token}
 
     async def denied(_request: Request) -> Any:
         return {"denied": [attrs.asdict(row) for row in await people.denied()]}
 
     async def deny(request: Request) -> Any:
-        asked: NewDenial = await _asked(request, NewDenial)
-        return {"denied": [attrs.asdict(await people.deny(asked.kind, asked.value, asked.reason, _by(request)))]}
+        asked: NewDenial = await structured(request, NewDenial)
+        return {"denied": [attrs.asdict(await people.deny(asked.kind, asked.value, asked.reason, actor(request)))]}
 
     async def lift(request: Request) -> Any:
-        asked: Lifted = await _asked(request, Lifted)
-        await people.lift(asked.kind, asked.value, _by(request))
+        asked: Lifted = await structured(request, Lifted)
+        await people.lift(asked.kind, asked.value, actor(request))
         return {"lifted": attrs.asdict(asked)}
 
     async def identities(_request: Request) -> Any:
@@ -164,10 +147,10 @@ def identity_routes(people: Identities, source: Source, guarded: Guard) -> list[
             "now": source.now(),
         }
 
-    async def evict(request: Request) -> Any:
+    async def forget(request: Request) -> Any:
         node = request.path_params["node"]
-        await people.evict(node, _by(request))
-        return {"evicted": node}
+        await people.forget(node, actor(request))
+        return {"forgotten": node}
 
     async def events(request: Request) -> Any:
         text = request.query_params.get("limit", "50")
@@ -183,7 +166,7 @@ def identity_routes(people: Identities, source: Source, guarded: Guard) -> list[
         ("deny", deny, "POST"),
         ("deny/lift", lift, "POST"),
         ("identities", identities, "GET"),
-        ("nodes/{node}/evict", evict, "POST"),
+        ("nodes/{node}/forget", forget, "POST"),
         ("identities/events", events, "GET"),
     )
     return [Route(f"/api/v1/{path}", guarded(answer), methods=[method]) for path, answer, method in routes]

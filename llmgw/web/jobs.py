@@ -7,7 +7,6 @@ from contextlib import aclosing
 from typing import Any, Protocol
 
 import attrs
-import cattrs
 import orjson
 from attrs import frozen
 from starlette.requests import Request
@@ -16,12 +15,11 @@ from starlette.routing import Route
 
 from llmgw.errors import OperatorError
 from llmgw.scheduler.jobs import Install, way
-from llmgw.settings.convert import strict_converter
 from llmgw.store.api import JobRow
+from llmgw.web.bodies import actor, shaped
 from llmgw.web.source import Source
 
 _MOST_BYTES = 2 * 1024 * 1024
-_CONVERTER = strict_converter(forbid_unknown=True)
 
 Answer = Callable[[Request], Awaitable[Any]]
 Guard = Callable[[Answer], Callable[[Request], Awaitable[Response]]]
@@ -82,12 +80,6 @@ def job_view(row: JobRow, now: float) -> dict[str, Any]:
     }
 
 
-def _by(request: Request) -> str:
-    """Who asks, for the audit."""
-    actor: str = getattr(request.state, "actor", "an operator, over the admin API")
-    return actor
-
-
 def _refused(status: int, reason: str, remedy: str) -> Response:
     body = orjson.dumps({"error": {"reason": reason, "remedy": remedy}})
     return Response(body, status, {"cache-control": "no-store"}, "application/json")
@@ -121,22 +113,22 @@ def job_routes(jobs: Jobs, source: Source, guarded: Guard) -> list[Route]:
 
     async def begin(request: Request) -> Any:
         try:
-            asked = _CONVERTER.structure(orjson.loads(await _body(request)), JobRequest)
+            asked = shaped(orjson.loads(await _body(request)), JobRequest)
             if asked.fetch is not None and asked.install is None:
-                return view(*await jobs.fetch(asked.node, asked.fetch.weights, _by(request), update=asked.fetch.update))
+                return view(
+                    *await jobs.fetch(asked.node, asked.fetch.weights, actor(request), update=asked.fetch.update)
+                )
             if asked.install is not None and asked.fetch is None:
-                return view(await jobs.install(asked.node, asked.install, _by(request)))
+                return view(await jobs.install(asked.node, asked.install, actor(request)))
         except orjson.JSONDecodeError:
             return _refused(400, "the body is no JSON", "")
-        except cattrs.BaseValidationError as wrong:
-            return _refused(400, "; ".join(cattrs.transform_error(wrong))[:500], "see the documentation of jobs")
         except OperatorError as refused:
             return _refused(400, f"{refused.thing}: {refused.reason}", refused.remedy)
         return _refused(400, "name either fetch or install", "")
 
     async def cancel(request: Request) -> Any:
         try:
-            return view(await jobs.cancel(request.path_params["job"], _by(request), "cancelled by an operator"))
+            return view(await jobs.cancel(request.path_params["job"], actor(request), "cancelled by an operator"))
         except OperatorError as unknown:
             return _refused(404, f"{unknown.thing} {unknown.reason}", unknown.remedy)
 

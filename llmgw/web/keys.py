@@ -6,7 +6,6 @@ from collections.abc import Callable, Iterable
 from datetime import date
 from typing import Any, Protocol, TypeVar
 
-import cattrs
 import orjson
 from attrs import asdict, frozen
 from starlette.requests import Request
@@ -14,17 +13,15 @@ from starlette.responses import Response
 from starlette.routing import Route
 
 from llmgw.errors import OperatorError
-from llmgw.settings.convert import strict_converter
+from llmgw.settings.document import KeyPolicy
 from llmgw.settings.keys import ApiKey, KeyTerms, Limits, Period, Spent, period_end, period_start
 from llmgw.settings.usage import DAY_S, UsageRow
 from llmgw.store.keys import KeyEvent
-from llmgw.web.bodies import json_of
+from llmgw.web.bodies import actor, json_of, shaped
 from llmgw.web.jobs import Guard
 
 _Kind = TypeVar("_Kind")
 
-_CONVERTER = strict_converter(forbid_unknown=True)
-_BY = "an operator, over the admin API"
 _EVENTS = 50
 _GROUPS = ("key", "owner", "model", "day")
 _MICRO = 1_000_000
@@ -36,6 +33,9 @@ class Keys(Protocol):
     def rows(self) -> tuple[ApiKey, ...]: ...
 
     def row(self, ident: str) -> ApiKey: ...
+
+    @property
+    def policy(self) -> Callable[[], KeyPolicy]: ...
 
     async def create(self, terms: KeyTerms, by: str) -> tuple[ApiKey, str, bool]: ...
 
@@ -106,6 +106,12 @@ def said(terms: KeyTerms) -> dict[str, Any]:
     }
 
 
+def usual(policy: KeyPolicy) -> dict[str, Any]:
+    """What the body that makes a key says where nobody says it; an explicit ``null`` is no limit."""
+    limits = policy.limits
+    return asdict(limits) | {"budget_period": limits.budget_period.value}
+
+
 def key_view(key: ApiKey, spent: Spent | None, now: float) -> dict[str, Any]:
     """A key as JSON, without anything that would help to use it."""
     budget = None
@@ -162,13 +168,6 @@ def _day(request: Request, name: str, usual: int) -> int:
         raise OperatorError(name, f"expected a day such as 2026-01-31, found {text[:20]!r}") from None
 
 
-def _structured(value: Any, kind: type[_Kind]) -> _Kind:
-    try:
-        return _CONVERTER.structure(value, kind)
-    except cattrs.BaseValidationError as wrong:
-        raise OperatorError("the body", "; ".join(cattrs.transform_error(wrong))[:500], "see docs/ctl.md") from wrong
-
-
 def key_routes(keys: Keys, now: Callable[[], float], guarded: Guard) -> list[Route]:
     """``/api/v1/keys`` and what is below it, and ``/api/v1/usage``."""
 
@@ -187,7 +186,10 @@ def key_routes(keys: Keys, now: Callable[[], float], guarded: Guard) -> list[Rou
         return {"keys": [key_view(key, keys.budget_spent(key), now()) for key in keys.rows()]}
 
     async def create(request: Request) -> Any:
-        made, token, in_force = await keys.create(_structured(await json_of(request), KeyRequest).terms(), _BY)
+        given = await json_of(request)
+        if isinstance(given, dict):
+            given = usual(keys.policy()) | given
+        made, token, in_force = await keys.create(shaped(given, KeyRequest).terms(), actor(request))
         return answer(made, in_force, token)
 
     async def one(request: Request) -> Any:
@@ -204,21 +206,21 @@ def key_routes(keys: Keys, now: Callable[[], float], guarded: Guard) -> list[Rou
             return key
         if not isinstance(given, dict):
             raise OperatorError("the body", "should be an object with what is to change", "")
-        made, in_force = await keys.change(key.id, _structured(said(key.terms) | given, KeyRequest).terms(), _BY)
+        made, in_force = await keys.change(key.id, shaped(said(key.terms) | given, KeyRequest).terms(), actor(request))
         return answer(made, in_force)
 
     async def rotate(request: Request) -> Any:
-        key, asked = found(request), _structured(await json_of(request), RotateRequest)
+        key, asked = found(request), shaped(await json_of(request), RotateRequest)
         if isinstance(key, Response):
             return key
-        made, token, in_force = await keys.rotate(key.id, asked.keep_old_s, _BY)
+        made, token, in_force = await keys.rotate(key.id, asked.keep_old_s, actor(request))
         return answer(made, in_force, token)
 
     async def revoke(request: Request) -> Any:
         key = found(request)
         if isinstance(key, Response):
             return key
-        made, in_force = await keys.revoke(key.id, _BY)
+        made, in_force = await keys.revoke(key.id, actor(request))
         return answer(made, in_force)
 
     async def usage(request: Request) -> Any:

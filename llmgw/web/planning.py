@@ -7,9 +7,10 @@ from typing import Any
 from attrs import frozen
 
 from llmgw.errors import OperatorError
+from llmgw.scheduler.orders import Drained
 from llmgw.scheduler.plan import Elsewhere, Move, Plan, Short, plan
 from llmgw.scheduler.state import ClusterState
-from llmgw.scheduler.what_if import with_model, with_settings
+from llmgw.scheduler.what_if import with_drain, with_model, with_settings
 from llmgw.settings.convert import shown
 from llmgw.settings.difference import differences
 from llmgw.settings.document import Settings
@@ -19,18 +20,20 @@ from llmgw.web.views import Json, candidates_view, unplaced_view
 
 MOST_REPLICAS = 10_000
 
-_KEYS = ("model", "replicas", "profile", "settings")
+_KEYS = ("model", "replicas", "profile", "settings", "drain", "force")
 
 
 @frozen
 class Question:
-    """What to plan: other settings, or those in use; and one model otherwise than they say. All of it may be left out:
-    then it is what follows by itself."""
+    """What to plan: other settings, or those in use; one model otherwise than they say; a node drained, by force
+    or not. All of it may be left out: then it is what follows by itself."""
 
     model: str | None = None
     replicas: int | None = None
     profile: str | None = None
     settings: str | None = None
+    drain: str | None = None
+    force: bool | None = None
 
 
 def question(body: Any) -> Question:
@@ -40,9 +43,11 @@ def question(body: Any) -> Question:
     for key in body:
         if key not in _KEYS:
             raise OperatorError("plan", f"unknown key {key[:50]}", nearest(key, _KEYS))
-    for key in ("model", "profile", "settings"):
+    for key in ("model", "profile", "settings", "drain"):
         if body.get(key) is not None and not isinstance(body[key], str):
             raise OperatorError(f"plan: {key}", f"expected text, found {shown(body[key])}")
+    if body.get("force") is not None and not isinstance(body["force"], bool):
+        raise OperatorError("plan: force", f"expected true or false, found {shown(body['force'])}")
     count = body.get("replicas")
     if count is not None and (type(count) is not int or not 0 <= count <= MOST_REPLICAS):
         found = shown(count)
@@ -50,6 +55,8 @@ def question(body: Any) -> Question:
     asked = Question(**body)
     if asked.model is None and (asked.replicas is not None or asked.profile is not None):
         raise OperatorError("plan", "replicas and profile are a model's", "name the model")
+    if asked.drain is None and asked.force is not None:
+        raise OperatorError("plan", "force is about a node to be drained", "name it as drain")
     return asked
 
 
@@ -60,9 +67,7 @@ def answer(asked: Question, settings: Settings, state: ClusterState, now: float)
         after = load_settings(asked.settings, "settings")
         then = with_settings(state, after, now)
         if after.needs_control_plane != settings.needs_control_plane:
-            notes.append(
-                "they turn a router into a control plane or back: llmgw server has to be started anew for them"
-            )
+            notes.append("they turn a router into a control plane or back: llmgw server starts itself anew for them")
     if asked.model is not None:
         static = after.model(asked.model)
         if static is not None and not static.profiles:
@@ -70,6 +75,8 @@ def answer(asked: Question, settings: Settings, state: ClusterState, now: float)
                 f"model {asked.model}", "is served by engines that llmgw does not run", "there is nothing to place"
             )
         then = with_model(then, asked.model, asked.replicas, asked.profile)
+    if asked.drain is not None:
+        then = with_drain(then, asked.drain, Drained("this plan", now, force=bool(asked.force)))
     made = plan(state, then if then != state else state, now)
     if not made.complete:
         notes.append("it goes on like this: the plan is longer than what is shown")
@@ -78,7 +85,7 @@ def answer(asked: Question, settings: Settings, state: ClusterState, now: float)
     return {
         "now": now,
         "asked": {"model": asked.model, "replicas": asked.replicas, "profile": asked.profile,
-                  "settings": asked.settings is not None},
+                  "settings": asked.settings is not None, "drain": asked.drain, "force": bool(asked.force)},
         "differences": [str(d) for d in differences(settings, after)],
         "notes": notes,
         "fits": not _lacking(made, asked.model),

@@ -76,7 +76,7 @@ class Source(Protocol):
         """The newest ones, newest first; of those only what names ``about`` as its replica, model or node."""
         ...
 
-    async def release_brake(self) -> float:
+    async def release_brake(self, by: str) -> float:
         """The nodes that are silent by now are gone: an operator says so. When that was, in epoch seconds.
 
         Raises :class:`OperatorError` when it cannot be written down; nothing is released then.

@@ -11,6 +11,7 @@ import attrs
 from llmgw.hardware.health import stranger
 from llmgw.hardware.inventory import Device, Fault, Inventory
 from llmgw.scheduler.brake import HELD, brake
+from llmgw.scheduler.drains import drain_view
 from llmgw.scheduler.explain import Candidate, Unplaced
 from llmgw.scheduler.feasible import NodeView, unusable
 from llmgw.scheduler.scale import Scale
@@ -99,7 +100,16 @@ def brake_view(state: ClusterState) -> Json | None:
     return {"reason": found.reason, "nodes": list(found.nodes), "of": found.of, "since": found.since}
 
 
-def _node(node: Node, holders: dict[int, str], *, held: bool) -> Json:
+def drained_view(node: Node, state: ClusterState) -> Json | None:
+    """A node's drain while it lasts: who wants it and why, what leaves, what has no other place, what comes next."""
+    found = drain_view(node, state)
+    if found is None or node.drained is None:
+        return None
+    return attrs.asdict(node.drained) | {"leaving": list(found.leaving), "staying": list(found.staying),
+                                         "empty": found.empty, "next": found.next}  # fmt: skip
+
+
+def _node(node: Node, holders: dict[int, str], state: ClusterState, *, held: bool) -> Json:
     seen = NodeView(node, holders)
     return {
         "id": node.id,
@@ -117,6 +127,7 @@ def _node(node: Node, holders: dict[int, str], *, held: bool) -> Json:
             "applied": node.settings.applied,
             "reason": node.settings.reason,
         },
+        "drained": drained_view(node, state),
         "engines": [e.value for e in node.engines],
         "installs": [
             {
@@ -141,7 +152,7 @@ def nodes_view(state: ClusterState, only: str | None = None) -> list[Json]:
     """Every node, by id: its state and why, what it has, and which shard holds which device."""
     holders = _holders(state)
     held = brake(state.nodes, state.liveness, state.brake_released) is not None
-    return [_node(n, holders[n.id], held=held) for n in state.nodes if only is None or n.id == only]
+    return [_node(n, holders[n.id], state, held=held) for n in state.nodes if only is None or n.id == only]
 
 
 def candidates_view(candidates: Iterable[Candidate]) -> list[Json]:

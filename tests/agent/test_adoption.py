@@ -228,6 +228,37 @@ async def test_a_pid_that_is_somebody_elses_now_is_never_signalled(folder: Path)
         stranger.wait()
 
 
+async def test_a_pid_of_another_boot_is_somebody_elses_though_it_started_at_the_same_tick(folder: Path) -> None:
+    async with running(config(folder)) as node:
+        await node.shards.start(start(), INVENTORY)
+        await node.until(S.READY)
+        node.get().stop("x", 1)
+        await node.until(S.STOPPED)
+    place = folder / "shards/m-1.0-g1"
+    (place / "exit.json").unlink()
+    said = json.loads((place / "shim.json").read_text())
+    for whose, record in (("unreadable", b"{"), ("whole", b"")):
+        stranger = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(60)"], start_new_session=True)
+        try:
+            at = process.start_time(stranger.pid)
+            pids = {"shim": stranger.pid, "shim_start": at, "engine": stranger.pid, "engine_start": at}
+            (place / "shim.json").write_text(json.dumps({**said, **pids, "boot": "another"}))
+            if record:
+                kept = records.read(place)
+                (place / "record.json").write_bytes(record)
+            else:
+                records.write(place, evolve(kept, state=S.READY, boot_id="another"))
+            assert stop_engines(folder, 0.0) == (), whose
+            if not record:
+                async with running(config(folder)) as node:
+                    assert node.get().shard.reason == "the machine was restarted"
+            with pytest.raises(subprocess.TimeoutExpired):
+                stranger.wait(0.3)
+        finally:
+            stranger.kill()
+            stranger.wait()
+
+
 async def test_records_of_another_boot_and_records_that_are_none(folder: Path) -> None:
     settings = config(folder)
     async with running(settings) as node:

@@ -17,6 +17,9 @@ from fakes.machines import MACHINES, render
 from llmgw.agent import main, records
 from llmgw.agent.dispatch import Dispatch
 from llmgw.agent.epoch import Epoch, EpochFile
+from llmgw.agent.kept import KeptFile
+from llmgw.agent.own_file import OwnFile
+from llmgw.agent.turnover import Turnover
 from llmgw.link.messages import DrainShard, ForgetShard, ShardCommand, StopShard
 from llmgw.scheduler.state import ShardState
 from llmgw.settings.daemon import Discovery, GpuSource
@@ -31,6 +34,7 @@ from tests.agent.test_shards import (
     start,
     until,
     within_5_s,
+    written,
 )
 from tests.sweep import CancelAt, Injection, sweep
 
@@ -185,19 +189,25 @@ def kills(folder: Path, stride: int) -> Tried:
     return stops(folder, stride, STUBBORN, 0.0)
 
 
+def turnover(file: Path, folder: Path) -> Turnover:
+    """All that an agent is, but for its lock on the state folder."""
+    return Turnover(OwnFile(file), KeptFile(folder), main._life, main.usable)
+
+
 def whole(folder: Path, stride: int) -> Tried:
     """All that an agent is: signals, hardware, link, and an engine that it adopts; its control plane is not there."""
     place, machine = Place(folder), folder.parent / "machine"
     pid = trio.run(partial(launched, place, S.READY))
     render(MACHINES["l40s-2"], machine)
     settings = evolve(config(folder), discovery=Discovery(GpuSource.NVML, str(machine), interval_s=1000))
+    written(settings, folder.parent / "agent.yaml")
 
     async def scenario() -> None:
         with trio.socket.socket(trio.socket.AF_UNIX, trio.socket.SOCK_DGRAM) as told:
             await told.bind(os.environ["NOTIFY_SOCKET"])
             try:
                 async with trio.open_nursery() as nursery:
-                    nursery.start_soon(main._main, settings)
+                    nursery.start_soon(main._main, turnover(folder.parent / "agent.yaml", folder))
                     assert await told.recv(100) == b"READY=1"
                     nursery.cancel_scope.cancel()
             finally:

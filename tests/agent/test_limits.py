@@ -21,7 +21,7 @@ from llmgw.errors import OperatorError
 from llmgw.hardware.inventory import Device
 from llmgw.link.messages import StopShard
 from llmgw.scheduler.state import Exit, ShardState
-from tests.agent.test_shards import INVENTORY, SLEEPER, alive, config, processes, running, start, within_5_s
+from tests.agent.test_shards import INVENTORY, SLEEPER, alive, config, processes, running, start, within_5_s, written
 
 S = ShardState
 MIB = 1024 * 1024
@@ -247,11 +247,11 @@ def test_a_state_folder_that_cannot_be_used_is_named(tmp_path: Path) -> None:
     link = tmp_path / "link"
     link.symlink_to(real)
     with pytest.raises(OperatorError, match=r"link: is a symbolic link\. set state_dir to "):
-        main.run(config(link))
+        main.run(written(config(link), tmp_path / "agent.yaml"))
     mount(real, "ro,mode=0700")
     try:
         with pytest.raises(OperatorError, match=r"real: is not writable: Read-only file system\. give the user"):
-            main.run(config(real))
+            main.run(written(config(real), tmp_path / "agent.yaml"))
     finally:
         subprocess.run(["umount", "-l", str(real)], check=True)
 
@@ -260,7 +260,7 @@ def test_an_agent_that_cannot_see_what_was_left_says_so_and_ends(folder: Path) -
     """In one sentence, as everything that an operator has to mend."""
     (folder / "shards").write_text("")
     with pytest.raises(OperatorError, match=r"shards: is not a folder\. move it away"):
-        main.run(config(folder))
+        main.run(written(config(folder), folder.parent / "agent.yaml"))
     (folder / "shards").unlink()
 
 

@@ -12,6 +12,7 @@ from contextlib import asynccontextmanager, suppress
 from pathlib import Path
 from typing import Any
 
+import attrs
 import pytest
 import trio
 from attrs import evolve
@@ -46,6 +47,26 @@ def config(folder: Path, command: tuple[str, ...] | None = None) -> AgentConfig:
         port_last=first + 30,
         engines=(EngineInstall(EngineKind.VLLM, command or (sys.executable, str(fakes_dir() / "engine.py"), "serve")),),
     )
+
+
+def written(settings: AgentConfig, path: Path) -> Path:
+    """An ``agent.yaml`` that says this, as far as these tests set it."""
+    said = {
+        "id": settings.id,
+        "control_planes": [str(address) for address in settings.control_planes],
+        "trust_domain": settings.trust_domain,
+        "tls": attrs.asdict(settings.tls),
+        "state_dir": settings.state_dir,
+        "ports": f"{settings.port_first}-{settings.port_last}",
+        "discovery": {
+            "source": settings.discovery.source.value,
+            "root": settings.discovery.root,
+            "interval_s": settings.discovery.interval_s,
+        },
+        "engines": {engine.kind.value: list(engine.command) for engine in settings.engines},
+    }
+    path.write_text(json.dumps(said))
+    return path
 
 
 def start(name: str = "m-1.0", generation: int = 1, devices: tuple[int, ...] = (0,), **engine: Any) -> StartShard:
@@ -196,6 +217,9 @@ async def test_a_command_that_is_not_there(folder: Path) -> None:
         await node.shards.start(start(), INVENTORY)
         failed = await node.until(S.FAILED)
         assert failed.reason == "/nothing/vllm cannot be started: No such file or directory"
+        assert failed.remedy.startswith("correct the engine's command in agent.yaml")
+    async with running(config(folder)) as node:
+        assert node.get().report().remedy == failed.remedy, "for the next agent as well"
 
 
 async def test_an_engine_that_ignores_sigterm_is_killed_after_its_grace(folder: Path) -> None:

@@ -14,9 +14,9 @@ from attrs import evolve
 from fakes.machines import MACHINES, render, write_state
 from fakes.machines.description import gpu_uuid
 from llmgw.agent.records import Record, write
-from llmgw.cli.schema import json_schema
 from llmgw.hardware.inventory import Inventory
 from llmgw.settings.catalog import EngineKind, Profile
+from llmgw.web.schema import json_schema
 
 DOCS = Path(__file__).resolve().parents[2] / "docs"
 

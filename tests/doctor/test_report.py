@@ -15,6 +15,7 @@ from attrs import evolve
 
 from fakes.machines import MACHINES, render, write_state
 from fakes.patient import Patient
+from llmgw.agent.kept import Kept, KeptFile
 from llmgw.cli.doctor import document_schema
 from llmgw.discovery.command import Ran
 from llmgw.discovery.machine import LiveMachine
@@ -28,7 +29,11 @@ from llmgw.doctor.redact import redacted
 from llmgw.doctor.report import exit_code, lines, manual
 from llmgw.doctor.verdict import Check, Finding, Severity, chosen, judge
 from llmgw.errors import OperatorError
+from llmgw.settings.agent_part import node_settings
 from llmgw.settings.daemon import Discovery
+from llmgw.settings.key_docs import DOCS
+from llmgw.settings.load import load_settings
+from llmgw.settings.yaml import read
 from tests.doctor.beds import Change, examine, facts_of, rendered
 
 TOP = Path(__file__).resolve().parents[2]
@@ -249,3 +254,37 @@ def test_the_documentation_has_every_check() -> None:
 
 def test_the_schema_is_in_the_documentation() -> None:
     assert json.loads((TOP / "docs/doctor.schema.json").read_text()) == document_schema()
+
+
+def test_what_the_settings_leave_out_is_left_out(tmp_path: Path) -> None:
+    root, state = tmp_path / "root", tmp_path / "state"
+    (root / "proc").mkdir(parents=True)
+    state.mkdir(mode=0o700)
+    text = (
+        f"id: n\ncontrol_planes: [h:1]\nstate_dir: {state}\ntls: {{certificate: c, key: k, ca: a}}\n"
+        f"discovery: {{root: {root}, source: none}}\n"
+    )
+    (tmp_path / "agent.yaml").write_text(text)
+    settings = load_settings("doctor: {skip: [mem, port]}\nagents: {nodes: {other: {doctor: {skip: [gpu]}}}}\n")
+
+    def found(*words: str) -> set[str]:
+        line = [sys.executable, "-m", "llmgw", "doctor", "--config", str(tmp_path / "agent.yaml"), "--root", str(root)]
+        done = subprocess.run([*line, *words, "--json"], capture_output=True, check=False)
+        return {finding["id"].partition(".")[0] for finding in json.loads(done.stdout)["findings"]}
+
+    everything = found()
+    assert {"mem", "port", "gpu"} <= everything
+    KeptFile(state).write(Kept(used=node_settings(settings, "n", 3)))
+    assert found() == everything - {"mem", "port"}
+    assert found("--only", "mem") == {"mem"}, "what is asked for by name is checked"
+    KeptFile(state).write(Kept(used=node_settings(settings, "other", 3)))
+    assert found() == everything - {"gpu"}, "what is said to one node is instead of what is said to all"
+    (tmp_path / "agent.yaml").write_text(f"{text}doctor: {{skip: [pci]}}\n")
+    KeptFile(state).write(Kept())
+    assert "pci" not in found()
+
+
+def test_examples_of_the_settings_name_checks() -> None:
+    for path in ("doctor.skip", "agents.default.doctor.skip"):
+        for name in read(DOCS[path].example, "e").value:
+            assert chosen(CHECKS, (name,), ())

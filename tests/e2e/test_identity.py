@@ -70,7 +70,7 @@ def test_a_node_joins_is_kept_out_and_forgotten(system: System) -> None:
     with agent(config):
         system.until("gpu-9 to be connected", lambda: llmgw(*status).returncode == 0)
         assert "gpu-9" in llmgw(*ctl, "identities").stdout
-        assert "is connected" in llmgw(*ctl, "evict", "--yes", "gpu-9").stderr
+        assert "is connected" in llmgw(*ctl, "node", "forget", "--yes", "gpu-9").stderr
         assert llmgw(*ctl, "deny", "node", "gpu-9", "--reason", "left at the airport").returncode == 0
         began = time.monotonic()
         system.until("gpu-9 to be refused", lambda: json.loads(llmgw(*status, "--json").stdout)["link"]["refused"])
@@ -81,10 +81,10 @@ def test_a_node_joins_is_kept_out_and_forgotten(system: System) -> None:
     assert "denied: left at the airport" in said
     assert "remedy:      if that is over: llmgw ctl deny lift node gpu-9" in said
     assert "gpu-9  " in llmgw(*ctl, "deny", "list").stdout
-    assert llmgw(*ctl, "evict", "--yes", "gpu-9").returncode == 0
+    assert llmgw(*ctl, "node", "forget", "--yes", "gpu-9").returncode == 0
     assert "gpu-9" not in llmgw(*ctl, "nodes").stdout
     told = llmgw(*ctl, "identities", "--events", "100").stdout
-    for kind in ("token.create", "token.use", "node.join", "join-refused", "node.deny", "refused", "node.evict"):
+    for kind in ("token.create", "token.use", "node.join", "join-refused", "node.deny", "refused", "node.forget"):
         assert kind in told
 
 

@@ -118,7 +118,7 @@ def test_from_an_open_router_to_one_with_keys_and_through_kills(system: System) 
     with pytest.raises(openai.AuthenticationError, match="was revoked"):
         complete(system, rotated["token"])  # type: ignore[arg-type]
     history = me.ctl("keys", "show", ident)
-    for action in ("revoked by", "changed by", "rotated by", "created by"):
+    for action in ("key.revoke by", "key.change by", "key.rotate by", "key.create by"):
         assert action in history
     assert ident not in me.ctl("keys", "list")
     assert ident in me.ctl("keys", "list", "--all")

@@ -42,13 +42,13 @@ def test_what_is_sent_is_what_arrives(message: object) -> None:
 def test_tags_are_what_other_versions_expect() -> None:
     assert set(UP) == {
         "register", "heartbeat", "hardware-changed", "weights-found", "shard-status", "job-status", "engines-changed",
-        "command-result", "not-understood", "identity-held", "renew-certificate", "settings-applied",
+        "command-result", "not-understood", "identity-held", "renew-certificate", "log-chunk", "settings-applied",
         "doctor-report",
     }  # fmt: skip
     assert set(DOWN) == {
         "welcome", "refused", "look-for-weights", "start-shard", "drain-shard", "stop-shard", "forget-shard", "run-job",
-        "cancel-job", "not-understood", "not-leader", "heartbeat-seen", "trust-bundle", "certificate-issued", "renewal-refused",
-        "settings-changed", "run-doctor",
+        "cancel-job", "not-understood", "not-leader", "heartbeat-seen", "trust-bundle", "certificate-issued",
+        "renewal-refused", "tail-log", "stop-tail", "settings-changed", "run-doctor",
     }  # fmt: skip
     assert set(JOINING) == {"ask-bundle", "join"}
     assert set(JOIN_ANSWERS) == {"bundle", "joined", "refused"}
@@ -61,7 +61,7 @@ def test_fields_of_a_newer_version_are_ignored() -> None:
 
 
 def test_a_tag_of_a_newer_version_is_a_value() -> None:
-    assert decode(body(type="tail-log", lines=3), DOWN) == Unknown("tail-log")
+    assert decode(body(type="hold-breath", lines=3), DOWN) == Unknown("hold-breath")
 
 
 def test_a_message_for_the_other_direction_is_not_understood() -> None:

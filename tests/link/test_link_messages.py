@@ -54,7 +54,7 @@ def test_the_schema_in_the_documentation_is_the_one_that_is_printed() -> None:
 
 
 def test_the_schema_has_every_message_and_sees_a_change() -> None:
-    from llmgw.cli.schema import wire_schema
+    from llmgw.web.schema import wire_schema
 
     schema = wire_schema("t", 1, {"up": UP, "down": DOWN})
     assert set(schema["up"]) == set(UP)

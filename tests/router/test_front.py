@@ -29,8 +29,8 @@ from llmgw.router.server import RouterServer, listen
 from llmgw.router.table import Endpoint, Route, Table
 from llmgw.router.telling import Teller
 from llmgw.router.tls import Identity, context_of
-from llmgw.settings.daemon import Address, Log, LogFormat, RouterTls, Tracing
-from llmgw.settings.document import RouterSettings
+from llmgw.settings.daemon import Address, Log, LogFormat, RouterTls
+from llmgw.settings.document import RouterSettings, Tracing
 from llmgw.telemetry.logging import configure
 from llmgw.telemetry.tracing import Tracer
 from tests.link.samples import Pki, make_pki

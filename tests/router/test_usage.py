@@ -10,6 +10,8 @@ def test_found_in_streams_and_whole_answers() -> None:
     block = b'"usage":{"prompt_tokens":7,"completion_tokens":3,"details":{"a":{"b":1}}}'
     assert usage_of(b'data: {"choices":[],' + block + b"}\n\ndata: [DONE]\n\n\r\n0\r\n\r\n") == (7, 3)
     assert usage_of(b'{"id":1,"usage": {"prompt_tokens": 5, "total_tokens": 5}}') == (5, 0)
+    huge = b'{"usage":{"prompt_tokens":123456789012345678901234567890,"completion_tokens":1}}'
+    assert usage_of(huge) == (123456789012345678901234567890, 1)
     assert usage_of(b'{"usage":{"input_tokens":2,"output_tokens":1}}') == (2, 1)
 
 

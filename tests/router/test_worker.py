@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import signal
 import socket
 import subprocess
@@ -23,6 +24,7 @@ from llmgw.errors import OperatorError
 from llmgw.router.table import Endpoint, Route, Table
 from llmgw.router.workers import RouterWorkers
 from llmgw.settings.daemon import Address, Log, RouterListener
+from llmgw.settings.document import Tracing
 
 
 @asynccontextmanager
@@ -198,3 +200,49 @@ def use_client(port: int) -> None:
         client.chat.completions.create(model="down", messages=[])
     with pytest.raises(openai.BadRequestError):
         client.completions.create(model="org/m", prompt="x", max_tokens=0.5)  # type: ignore[arg-type]
+
+
+async def test_tracing_comes_and_goes_with_the_table(folder: Path) -> None:
+    """Spans go to a collector of ours while the settings name it, and to nobody before and after."""
+    (port,) = free_ports(1)
+    told: list[bytes] = []
+
+    async def collect(stream: trio.SocketStream) -> None:
+        async with stream:
+            text = b""
+            async for part in stream:
+                text += part
+                head, _, body = text.partition(b"\r\n\r\n")
+                length = re.search(rb"(?i)content-length: (\d+)", head)
+                if length is not None and len(body) >= int(length[1]):
+                    told.append(body)
+                    await stream.send_all(b"HTTP/1.1 200 OK\r\ncontent-length: 0\r\nconnection: close\r\n\r\n")
+                    return
+
+    async def asked(path: str) -> None:
+        assert b"404" in await answers(port, f"/v1/models/{path}")
+
+    async def has(model: str) -> None:
+        with trio.fail_after(5):
+            while model.encode() not in await answers(port, "/v1/models"):
+                await trio.sleep(0.01)
+
+    async with trio.open_nursery() as nursery:
+        (listening,) = await trio.open_tcp_listeners(0, host="127.0.0.1")
+        nursery.start_soon(trio.serve_listeners, collect, [listening])
+        traced = Tracing(f"http://127.0.0.1:{listening.socket.getsockname()[1]}/v1/traces")
+        async with control(folder, port) as worker:
+            worker.push(Table(1, (Route("first", ()),)))
+            await has("first")
+            await asked("before")
+            worker.push(Table(2, (Route("second", ()),), tracing=traced))
+            with trio.fail_after(20):  # spans are sent every few seconds
+                while not any(b"/v1/models/while" in body for body in told):
+                    await asked("while")
+                    await trio.sleep(0.2)
+            worker.push(Table(3, (Route("third", ()),)))
+            await has("third")
+            await asked("after")
+            await worker.drain(1.0)
+        assert not any(path in body for body in told for path in (b"/v1/models/before", b"/v1/models/after"))
+        nursery.cancel_scope.cancel()

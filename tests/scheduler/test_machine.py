@@ -17,6 +17,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, ru
 from llmgw.hardware.inventory import Device, Fault, MigInstance
 from llmgw.scheduler.decide import decide
 from llmgw.scheduler.explain import DecisionKind, DrainCommand, Outcome, StartCommand, StopCommand
+from llmgw.scheduler.orders import Drained, Order, OrderKind
 from llmgw.scheduler.scale import Demand, scaled
 from llmgw.scheduler.state import ClusterState, Goal, Node, NodeState, Replica, ShardReport, ShardState
 from llmgw.settings.catalog import Model, PlacementRules, Scaling, Update
@@ -166,6 +167,17 @@ class Reconciled(RuleBasedStateMachine):
         demand = Demand(running, waiting, asked=self.now if running + waiting else self.now - 1000)
         self.state = evolve(self.state, demands={**self.state.demands, name: demand})
 
+    @rule(name=st.sampled_from(NAMES), force=st.sampled_from((None, None, False, False, True)))
+    def a_node_is_drained_or_not(self, name: str, force: bool | None) -> None:
+        self._change(name, drained=None if force is None else Drained("an operator", self.now, force=force))
+
+    @rule(which=st.integers(0, 9), kind=st.sampled_from(OrderKind), old=st.booleans())
+    def a_replica_is_to_be_restarted_or_stopped(self, which: int, kind: OrderKind, old: bool) -> None:
+        if self.state.replicas:
+            row = self.state.replicas[which % len(self.state.replicas)]
+            order = Order(row.id, kind, row.generation - old, "an operator", self.now)
+            self.state = evolve(self.state, orders={**self.state.orders, row.id: order})
+
     def _alive(self, name: str) -> list[ShardReport]:
         return [r for r in self._node(name).reports if not r.state.ended]
 
@@ -234,6 +246,7 @@ class Reconciled(RuleBasedStateMachine):
             scales=outcome.scales,
             unplaced_since={u.model: u.since for u in outcome.unplaced},
             in_flight={s.shard: 0 for r in outcome.replicas for s in r.shards},
+            orders={name: o for name, o in before.orders.items() if o not in outcome.over},
         )
 
     def _check(self, before: ClusterState, outcome: Outcome) -> None:
@@ -271,6 +284,7 @@ class Reconciled(RuleBasedStateMachine):
             here = before.node(shard.node)
             assert here is not None
             assert here.state is NodeState.CONNECTED
+            assert here.drained is None
             found = [here.inventory.device(n) for n in shard.devices]
             assert all(d is not None and not d.faults for d in found)
             classes |= {d.device_class for d in found if d is not None}
@@ -355,6 +369,11 @@ class Reconciled(RuleBasedStateMachine):
             for row in housed:
                 said = [self.state.report(s, row.generation) for s in row.shards]
                 assert all(r is not None and r.state is ShardState.READY for r in said), row.id
+            for drained in (n for row in housed for s in row.shards for n in (self._node(s.node),) if n.drained):
+                assert short is not None, f"{drained.id} could be left"
+                assert drained.drained is not None
+                assert not drained.drained.force
+        assert not self.state.orders
         live = {r.replica for n in self.state.nodes for r in n.reports if not r.state.ended}
         assert live == {r.id for r in self.state.replicas if r.shards}
 

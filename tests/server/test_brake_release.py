@@ -46,7 +46,7 @@ class Plane:
         agents = Agents(cluster, store, self.clock)
         self.reconciler = Reconciler(cluster, store, agents, self.tables.append, self.clock, self.metrics, 7)
         router = RouterWorkers(folder, RouterListener(), Log())
-        self.status = Status(cluster, store, router, self.metrics, 1, "0", self.clock)
+        self.status = Status(cluster, store, router, self.metrics, lambda: 1, "0", self.clock)
         self.port = 0
 
     def clock(self) -> float:

@@ -13,6 +13,7 @@ from llmgw.errors import OperatorError
 from llmgw.router.journal import Journal
 from llmgw.router.keys import KeyTable
 from llmgw.server.keys import KeyBook
+from llmgw.settings.document import KeyPolicy
 from llmgw.settings.keys import KeyTerms, Limits, Period, Spent
 from llmgw.settings.usage import UsageRow
 from llmgw.store.opening import sqlite_store
@@ -39,7 +40,8 @@ class Plane:
     def __init__(self, store: SqlStore, folder: Path) -> None:
         self.now = NOW
         self.router = Router()
-        self.book = KeyBook(store.keys, self.router, folder / "router", lambda: self.now)
+        self.policy = KeyPolicy()
+        self.book = KeyBook(store.keys, self.router, folder / "router", lambda: self.now, lambda: self.policy)
 
 
 @asynccontextmanager
@@ -151,3 +153,20 @@ async def test_a_store_that_cannot_be_written_leaves_usage_with_the_worker(tmp_p
     async with plane(tmp_path) as it:
         await it.book._store._db.write(lambda c: c.execute("DROP TABLE usage"))  # type: ignore[attr-defined]
         assert not await it.book.used("w", 1, (row("a", 1),))
+
+
+async def test_no_key_lives_longer_than_the_policy_says(tmp_path: Path) -> None:
+    async with plane(tmp_path) as it:
+        old, _, _ = await it.book.create(KeyTerms(owner="old"), "me")
+        it.policy = KeyPolicy(longest_days=30.0)
+        key, _, _ = await it.book.create(KeyTerms(owner="ada"), "me")
+        assert key.expires == NOW + 30 * 86400
+        with pytest.raises(OperatorError, match=r"is 31 days from now\. keys\.longest_days of the settings allows 30"):
+            await it.book.create(KeyTerms(expires=NOW + 31 * 86400), "me")
+        with pytest.raises(OperatorError, match="the expiry: is none"):
+            await it.book.change(key.id, evolve(key.terms, expires=None), "me")
+        changed, _ = await it.book.change(old.id, evolve(old.terms, owner="older"), "me")
+        assert (changed.owner, changed.expires) == ("older", None), "keys that there are stay as they are"
+        it.now += 20 * 86400
+        renewed, _ = await it.book.change(key.id, evolve(key.terms, expires=NOW + 50 * 86400), "me")
+        assert renewed.expires == NOW + 50 * 86400

@@ -25,13 +25,13 @@ from llmgw.link.messages import (
 from llmgw.link.protocol import Role
 from llmgw.link.server import attend
 from llmgw.link.session import PeerGone, Session, open_session
-from llmgw.server.node_settings import SettingsBook, applied, registered
+from llmgw.server.node_settings import NodeSettingsBook, applied, registered
 from llmgw.settings.agent_part import NOTHING_SAID, SettingsHeld, SettingsSaid, SettingsState, held
 from llmgw.settings.document import Settings
 from llmgw.settings.load import load_settings
 from llmgw.store.api import NodeRow
+from llmgw.store.opening import sqlite_store
 from llmgw.store.rows import from_text, to_text
-from llmgw.store.sqlite import SqliteStore
 from tests.scheduler.clusters import node
 from tests.server.test_control import Plane
 
@@ -85,7 +85,7 @@ async def until_shown(plane: Plane, state: SettingsState) -> SettingsHeld:
 @pytest.fixture
 async def plane(tmp_path, autojump_clock, nursery) -> AsyncIterator[Plane]:
     autojump_clock.autojump_threshold = 0.01
-    async with SqliteStore(tmp_path / "db") as store:
+    async with sqlite_store(tmp_path / "db") as store:
         made = Plane(store, Settings(), await store.cluster(), await store.new_epoch(), nursery)
         nursery.start_soon(made.reconciler.run)
         yield made
@@ -170,7 +170,10 @@ async def test_an_agent_that_knows_no_settings_is_named(plane: Plane, autojump_c
 
 
 def test_what_is_said_and_what_it_comes_to() -> None:
-    book, later = SettingsBook(of("default: {ports: 1024-1030}"), 2), SettingsBook(of("default: {ports: 1024-1031}"), 3)
+    book, later = (
+        NodeSettingsBook(of("default: {ports: 1024-1030}"), 2),
+        NodeSettingsBook(of("default: {ports: 1024-1031}"), 3),
+    )
     two, three = book.of("n1"), later.of("n1")
     said = applied(NOTHING_SAID, SettingsApplied(2, two.digest))
     assert held(two, said) == SettingsHeld(S.APPLIED, 2, 2)

@@ -1,10 +1,6 @@
 from __future__ import annotations
 
-import os
-import signal
 import sqlite3
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -70,51 +66,6 @@ async def test_a_full_disk_is_said_and_nothing_is_half_written(tmp_path: Path) -
         connection.execute("PRAGMA max_page_count = 1000000")
         await store.save_pass(record(epoch, 9, replicas=huge))
         assert len((await store.replicas())[0]) == 20
-
-
-WRITER = """
-import sys, trio
-from pathlib import Path
-from llmgw.store.opening import sqlite_store
-from tests.store.test_store import record, row
-
-async def main():
-    async with sqlite_store(Path(sys.argv[1])) as store:
-        epoch = await store.new_epoch()
-        _, serial = await store.replicas()
-        while True:
-            serial += 1
-            await store.save_pass(record(epoch, serial, replicas=(row(serial),)))
-            print(serial, flush=True)
-
-trio.run(main)
-"""
-
-
-async def test_no_acknowledged_write_is_lost_to_sigkill(tmp_path: Path) -> None:
-    top = Path(__file__).resolve().parents[2]
-    acknowledged = 0
-    for wanted in (1, 3, 8, 20, 40):
-        writer = subprocess.Popen(
-            [sys.executable, "-c", WRITER, str(tmp_path / "db")],
-            stdout=subprocess.PIPE,
-            text=True,
-            env={**os.environ, "PYTHONPATH": str(top)},
-        )
-        assert writer.stdout is not None
-        for _ in range(wanted):
-            acknowledged = int(writer.stdout.readline())
-        writer.send_signal(signal.SIGKILL)
-        rest = writer.stdout.read().split()
-        acknowledged = int(rest[-1]) if rest else acknowledged
-        writer.wait()
-        writer.stdout.close()
-        async with sqlite_store(tmp_path / "db") as store:
-            connection = raw(store)
-            assert connection.execute("PRAGMA integrity_check").fetchone() == ("ok",)
-            rows, serial = await store.replicas()
-            assert serial >= acknowledged
-            assert [r.id for r in rows] == [f"m-{serial}"], "row and serial are of one transaction"
 
 
 async def test_a_node_of_an_older_version_has_no_weights(tmp_path: Path) -> None:

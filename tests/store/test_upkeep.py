@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import random
 import sqlite3
+import subprocess
+import sys
+import time
 from collections.abc import Callable
 from pathlib import Path
 
@@ -89,6 +93,55 @@ async def test_a_backup_is_all_of_it_in_either_database(
             assert (await store.decisions(1))[0].pass_id == 2
 
 
+RESTORES = """
+import itertools, sys, trio
+from pathlib import Path
+from llmgw.store.upkeep import restore_sqlite
+for n in itertools.count():
+    trio.run(restore_sqlite, Path(sys.argv[1]), Path(sys.argv[2]), f"{sys.argv[3]}-{n}")
+    print(n, flush=True)
+"""
+
+
+async def test_a_restore_that_is_killed_leaves_the_old_store_or_the_new_one(tmp_path: Path) -> None:
+    here, backup, dice = tmp_path / "here", tmp_path / "backup", random.Random(8)
+    async with sqlite_store(here) as store:
+        await fill(store)
+        cluster, epoch = await store.cluster(), await store.new_epoch()
+        before = await everything(store)
+        await store.backup(backup)
+    for round_ in range(6):
+        with subprocess.Popen(
+            [sys.executable, "-c", RESTORES, str(backup), str(here), str(round_)], stdout=subprocess.PIPE, text=True
+        ) as process:
+            assert process.stdout is not None
+            assert process.stdout.readline() == "0\n"
+            time.sleep(dice.uniform(0, 0.05))
+            process.kill()
+        async with sqlite_store(here) as store:
+            assert await store.cluster() == cluster
+            assert await everything(store) == before
+            assert await check(store, lambda _step: None) == ()
+            assert await store.new_epoch() == epoch + EPOCHS + 1
+
+
+async def test_what_is_replaced_is_kept_with_what_its_log_had(tmp_path: Path) -> None:
+    here, backup, copy = tmp_path / "here", tmp_path / "backup", tmp_path / "copy"
+    async with sqlite_store(here) as store:
+        await store.backup(backup)
+        await store.record(Act(NOW, "ada", "in.the-log", "x"))
+        # As a server that is killed leaves it.
+        copy.write_bytes(here.read_bytes())
+        copy.with_name("copy-wal").write_bytes(here.with_name("here-wal").read_bytes())
+    kept = await restore_sqlite(backup, copy, "stamp")
+    assert kept is not None
+    async with sqlite_store(kept) as old:
+        assert [r.action for r in await old.audit(9)] == ["in.the-log"]
+    async with sqlite_store(copy) as new:
+        assert await new.audit(9) == ()
+    assert sorted(p.name for p in tmp_path.iterdir()) == ["backup", "copy", "copy.replaced-stamp", "here"]
+
+
 UNPLACED_DECISION = Decision(DecisionKind.PLACE, "m", "m-5", "n1", "again")
 
 
@@ -144,10 +197,10 @@ async def test_an_older_store_is_brought_forward_after_a_backup(tmp_path: Path) 
     old_store(tmp_path / "db")
     async with sqlite_store(tmp_path / "db") as store:
         assert [(r.seq, r.at, r.action, r.object) for r in await store.audit(9)] == [
-            (3, 5.0, "node.evict", "n1"), (2, 3.0, "key.create", "k"), (1, 1.0, "token.create", "n1"),
+            (3, 5.0, "node.forget", "n1"), (2, 3.0, "key.create", "k"), (1, 1.0, "token.create", "n1"),
         ]  # fmt: skip
         assert await store.verify_audit() is None
-        assert [e.kind for e in await store.identities.events(9)] == ["node.evict", "refused", "token.create"]
+        assert [e.kind for e in await store.identities.events(9)] == ["node.forget", "refused", "token.create"]
         assert [e.action for e in await store.keys.key_events("k", 9)] == ["key.create"]
         assert await store.new_epoch() == 4
     raw = sqlite3.connect(tmp_path / "db.v7")

@@ -17,9 +17,11 @@ from llmgw.settings.catalog import Model
 from llmgw.settings.daemon import Address
 from llmgw.settings.document import Settings
 from llmgw.store.api import StoredDecision
+from llmgw.web.access import Access
 from llmgw.web.api import app
 from llmgw.web.serve import listen, serve
 from llmgw.web.source import Identity, RouterStatus
+from llmgw.web.watch import Watch
 from tests.scheduler.clusters import NOW, cluster, model, node, report, row
 
 TOKEN = "llmgw_admin_test"
@@ -71,7 +73,7 @@ class Picture:
             StoredDecision(n, NOW, Decision(DecisionKind.PLACE, "m", name, "n1", "why")) for n in range(min(limit, 60))
         )
 
-    async def release_brake(self) -> float:
+    async def release_brake(self, by: str) -> float:
         if self.full:
             raise OperatorError("db", "the disk is full", "free some space")
         self.cluster = evolve(self.cluster, brake_released=NOW)
@@ -112,6 +114,9 @@ async def admin() -> AsyncIterator[Admin]:
     listener = listen(Address("127.0.0.1", 0))
     port = listener.getsockname()[1]
     async with trio.open_nursery() as nursery:
-        await nursery.start(serve, app(picture, TOKEN), listener)
+        access = Access(TOKEN)
+        watch = Watch(picture, None, access)
+        nursery.start_soon(watch.run)
+        await nursery.start(serve, app(picture, access, watch=watch), listener)
         yield Admin(port, picture)
         nursery.cancel_scope.cancel()

@@ -31,7 +31,7 @@ async def admin(folder: Path) -> AsyncIterator[tuple[Admin, Plane]]:
         nursery.cancel_scope.cancel()
 
 
-PATHS = ("tokens", "deny", "identities", "identities/events", "tokens/x/revoke", "deny/lift", "nodes/n1/evict")
+PATHS = ("tokens", "deny", "identities", "identities/events", "tokens/x/revoke", "deny/lift", "nodes/n1/forget")
 
 
 @pytest.mark.parametrize("path", PATHS)
@@ -77,7 +77,7 @@ async def test_a_token_is_shown_once(tmp_path: Path) -> None:
         ("deny", {"kind": "serial", "value": "xyz", "reason": "x"}),
         ("deny", {"kind": "key", "value": "abc", "reason": "x"}),
         ("deny/lift", {"kind": "node", "value": "n1"}),
-        ("nodes/n9/evict", {}),
+        ("nodes/n9/forget", {}),
     ],
 )
 async def test_what_is_wrong_is_said(tmp_path: Path, path: str, body: object) -> None:
@@ -93,7 +93,7 @@ async def test_denied_lifted_and_evicted(tmp_path: Path) -> None:
         node = Node(at, await at.join(), tmp_path / "state")
         nursery.start_soon(node.link.run)
         await until(lambda: node.link.state.connected and at.identities.held())
-        status, answer = await it.ask("nodes/n1/evict", {})
+        status, answer = await it.ask("nodes/n1/forget", {})
         assert status == 400
         assert "is connected" in answer["error"]["reason"]
         assert "llmgw ctl deny node n1" in answer["error"]["remedy"]
@@ -107,7 +107,7 @@ async def test_denied_lifted_and_evicted(tmp_path: Path) -> None:
         assert answer["denied"][0]["value"] == held["key"]
         await until(lambda: not at.agents.connected("n1"))
         assert "n1" in at.cluster.nodes()
-        assert (await it.ask("nodes/n1/evict", {}))[0] == 200
+        assert (await it.ask("nodes/n1/forget", {}))[0] == 200
         assert at.cluster.nodes() == ()
         assert await at.store.nodes() == ()
         assert (await it.ask("identities"))[1]["nodes"] == []
@@ -115,5 +115,5 @@ async def test_denied_lifted_and_evicted(tmp_path: Path) -> None:
         await until(lambda: node.link.state.connected)
         assert at.cluster.nodes() == ("n1",), "an eviction is no ban"
         kinds = [event["kind"] for event in (await it.ask("identities/events?limit=20"))[1]["events"]]
-        assert {"node.deny", "node.evict", "node.lift"} <= set(kinds)
+        assert {"node.deny", "node.forget", "node.lift"} <= set(kinds)
         nursery.cancel_scope.cancel()

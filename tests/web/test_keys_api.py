@@ -10,6 +10,8 @@ from pathlib import Path
 import trio
 
 from llmgw.settings.daemon import Address
+from llmgw.settings.document import KeyDefaults, KeyPolicy
+from llmgw.settings.keys import Period
 from llmgw.web.api import app
 from llmgw.web.serve import listen, serve
 from tests.server.test_key_book import NOW, Plane, plane, row
@@ -97,3 +99,17 @@ async def test_usage_by_whatever_is_asked(tmp_path: Path) -> None:
         for query, said in (("by=week", "expected some of"), ("since=soon", "expected a day")):
             status, answer = await it.ask(f"usage?{query}")
             assert (status, said in answer["error"]["reason"]) == (400, True)
+
+
+async def test_what_nobody_says_of_a_key_is_the_policy_s(tmp_path: Path) -> None:
+    async with admin(tmp_path) as (it, book):
+        limits = KeyDefaults(requests_per_minute=60, budget_cost=2.5, budget_period=Period.WEEK)
+        book.policy = KeyPolicy(limits, 1.0)
+        _, made = await it.ask("keys", {"owner": "ada", "tokens_per_minute": 7})
+        found = {name: made["key"][name] for name in ("requests_per_minute", "tokens_per_minute", "budget_cost")}
+        assert found == {"requests_per_minute": 60, "tokens_per_minute": 7, "budget_cost": 2.5}
+        assert (made["key"]["budget_period"], made["key"]["expires"]) == ("week", NOW + 86400)
+        _, free = await it.ask("keys", {"requests_per_minute": None, "budget_cost": None})
+        assert (free["key"]["requests_per_minute"], free["key"]["budget"]) == (None, None), "said is said"
+        status, answer = await it.ask("keys", {"expires": NOW + 86400 * 3})
+        assert (status, "keys.longest_days" in answer["error"]["remedy"]) == (400, True)

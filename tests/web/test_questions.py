@@ -55,7 +55,7 @@ async def test_a_plan_of_a_whole_document() -> None:
         assert {m["name"]: m["change"] for m in made["models"]} == {"m": "changed", "new": "added"}
         status, made = await post(it, "plan", {"settings": "models: {e: {endpoints: ['http://h:1']}}"})
         assert status == 200
-        assert "started anew" in made["notes"][0]
+        assert "starts itself anew" in made["notes"][0]
         assert (await post(it, "plan", {}))[1]["differences"] == []
 
 

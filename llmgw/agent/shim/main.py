@@ -30,7 +30,7 @@ sys.path.append(os.path.abspath(f"{__file__}/../../../.."))  # run by path, with
 from llmgw.agent.shim.cgroup import Cgroup
 from llmgw.agent.shim.files import is_wanted, locked, put, write
 from llmgw.agent.shim.log import Log
-from llmgw.agent.shim.members import children, kill_all_but_trackers, reap_others, signal_all, start_time
+from llmgw.agent.shim.members import boot_id, children, kill_all_but_trackers, reap_others, signal_all, start_time
 
 _PR_SET_CHILD_SUBREAPER = 36  # linux/prctl.h
 _ROOM = 4096
@@ -133,7 +133,8 @@ def main() -> int:
         os.dup2(null, number)
     signal.pthread_sigmask(signal.SIG_BLOCK, _HANDLED)
     ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
-    me = {"shim": os.getpid(), "shim_start": start_time(os.getpid()), "engine": None, "engine_start": None}
+    me: dict[str, object] = {"shim": os.getpid(), "shim_start": start_time(os.getpid()), "boot": boot_id()}
+    me |= {"engine": None, "engine_start": None}
     try:
         log = Log(limit)
         write(folder, "shim.json", me)

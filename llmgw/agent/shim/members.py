@@ -14,6 +14,15 @@ def start_time(pid: int) -> int | None:
     return stat_field(pid, 19)
 
 
+def boot_id() -> str:
+    """The kernel's id of this boot: pid and start time tell a process only within one."""
+    try:
+        with open("/proc/sys/kernel/random/boot_id", encoding="ascii") as file:
+            return file.read().strip()
+    except OSError:
+        return ""
+
+
 def children() -> list[int]:
     """Everything whose parent is this process: the engine, and whatever lost its own parent."""
     try:

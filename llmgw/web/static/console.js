@@ -1,4 +1,5 @@
-// The operators' console: reads the admin API every two seconds and shows what it says, nothing more.
+// The operators' console: shows what the admin API says, nothing more. It watches over a WebSocket, and while it has none
+// it reads every two seconds.
 const PERIOD_MS = 2000;
 const GOOD = new Set(["ready", "connected", "static"]);
 const BAD = new Set(["failed", "lost", "unplaced"]);
@@ -14,8 +15,8 @@ if (handed) {
 
 class Unauthorised extends Error {}
 
-async function read(path) {
-  const answer = await fetch(`/api/v1/${path}`, { headers: { authorization: `Bearer ${token}` } });
+async function read(path, method = "GET") {
+  const answer = await fetch(`/api/v1/${path}`, { method, headers: { authorization: `Bearer ${token}` } });
   if (answer.status === 401) throw new Unauthorised();
   if (!answer.ok) throw new Error(`${path}: ${answer.status}`);
   return answer.json();
@@ -88,7 +89,40 @@ async function show() {
   const [status, nodes, replicas, decisions] = await Promise.all(
     ["status", "nodes", "replicas", "decisions?limit=20"].map(read),
   );
-  const now = status.now;
+  draw({ status, nodes: nodes.nodes, replicas: replicas.replicas, decisions: decisions.decisions }, status.now);
+}
+
+const PARTS = ["status", "nodes", "replicas", "decisions"];
+const DECISIONS = 20;
+
+function applied(picture, told) {
+  const made = { ...picture };
+  for (const [part, ids] of Object.entries(told.gone)) made[part] = made[part].filter((row) => !ids.includes(row.id));
+  for (const [part, fresh] of Object.entries(told.set)) {
+    if (part === "decisions") made[part] = [...fresh, ...made[part]].slice(0, DECISIONS);
+    else if (!Array.isArray(fresh)) made[part] = fresh;
+    else made[part] = [...new Map([...made[part], ...fresh].map((row) => [row.id, row])).values()];
+  }
+  return made;
+}
+
+// Ends when the connection does.
+async function watch() {
+  const { ticket } = await read("watch/ticket", "POST");
+  const scheme = location.protocol === "https:" ? "wss" : "ws";
+  const address = `${scheme}://${location.host}/api/v1/watch?parts=${PARTS.join(",")}`;
+  const socket = new WebSocket(address, ["llmgw.watch.v1", `llmgw.ticket.${ticket}`]);
+  let picture = null;
+  socket.addEventListener("message", (event) => {
+    const told = JSON.parse(event.data);
+    picture = told.type === "snapshot" ? told : applied(picture, told);
+    picture.decisions = picture.decisions.slice(0, DECISIONS);
+    draw(picture, told.now);
+  });
+  await new Promise((done) => socket.addEventListener("close", done));
+}
+
+function draw({ status, nodes, replicas, decisions }, now) {
   element("cluster").textContent = `cluster ${status.cluster}, epoch ${status.epoch}, llmgw ${status.version}`;
   const health = element("health");
   health.textContent = status.healthy ? "healthy" : status.problems.join("; ");
@@ -97,14 +131,16 @@ async function show() {
     cell(m.name), state(m.state), cell(m.ready === null ? `${m.wanted} endpoints` : `${m.ready}/${m.wanted}`),
     cell(why(m)), cell(ago(m.since, now)), cell(m.next),
   ]));
-  fill("replicas", replicas.replicas.map((r) => [
+  fill("replicas", replicas.map((r) => [
     cell(r.id), state(r.state), cell(r.profile), cell(`${r.nodes.join(", ")}: ${r.devices.join(", ")}`),
     cell(r.reason), cell(ago(r.since, now)), cell(r.next),
   ]));
-  fill("nodes", nodes.nodes.map((n) => [
-    cell(n.id), state(n.state), cell(devices(n)), cell(n.reason), cell(ago(n.since, now)), cell(n.next),
+  fill("nodes", nodes.map((n) => [
+    cell(n.id), state(n.drained ? `${n.state}, drained` : n.state), cell(devices(n)),
+    cell(n.drained ? `${n.reason}; drained by ${n.drained.by}${n.drained.reason ? `: ${n.drained.reason}` : ""}` : n.reason),
+    cell(ago(n.drained ? n.drained.at : n.since, now)), cell(n.next || n.drained?.next),
   ]));
-  fill("decisions", decisions.decisions.map((d) => [
+  fill("decisions", decisions.map((d) => [
     cell(new Date(d.at * 1000).toLocaleTimeString()), cell(d.kind), cell(d.replica || d.model),
     cell(d.nodes.join(", ")),
     cell(d.reason),
@@ -117,6 +153,7 @@ async function run() {
       await show();
       element("view").hidden = false;
       element("sign-in").hidden = true;
+      await watch();
     } catch (problem) {
       if (problem instanceof Unauthorised) {
         token = null;

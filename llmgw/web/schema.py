@@ -18,7 +18,7 @@ _PLAIN: dict[type, str] = {str: "string", bool: "boolean", int: "integer", float
 
 def json_schema(kind: type) -> Json:
     """The schema (draft 2020-12) of an attrs class as the wire has it. Fields of a newer version may be added."""
-    defs = _Definitions()
+    defs = Definitions()
     defs.add(kind)
     top = defs.made.pop(kind.__name__)
     return {"$schema": _DRAFT, "title": kind.__name__, **top, "$defs": defs.made}
@@ -29,18 +29,23 @@ def wire_schema(title: str, version: int, tables: Mapping[str, Mapping[str, type
 
     A message has its tag under ``type`` besides. Fields and tags of a newer version may be added.
     """
-    defs = _Definitions(may_be_left_out=True)
+    defs = Definitions(may_be_left_out=True)
     said = {way: {tag: defs.add(kind) for tag, kind in table.items()} for way, table in tables.items()}
     return {"$schema": _DRAFT, "title": title, "version": version, **said, "$defs": dict(sorted(defs.made.items()))}
 
 
-class _Definitions:
-    """Schemas of classes, each once. ``may_be_left_out``: fields with a default need not be there."""
+class Definitions:
+    """Schemas of classes, each once, to be found at ``place``.
 
-    def __init__(self, *, may_be_left_out: bool = False) -> None:
+    ``may_be_left_out``: fields with a default need not be there. ``closed``: others may not be there.
+    """
+
+    def __init__(self, *, may_be_left_out: bool = False, closed: bool = False, place: str = "#/$defs/") -> None:
         self.made: dict[str, Json] = {}
         self._kinds: dict[str, type] = {}
         self._may_be_left_out = may_be_left_out
+        self._closed = closed
+        self._place = place
 
     def add(self, kind: type) -> Json:
         """A reference to the class's schema."""
@@ -57,7 +62,9 @@ class _Definitions:
                 "properties": {f.name: self._type(hints[f.name]) for f in fields},
                 "required": [f.name for f in fields if not self._may_be_left_out or f.default is attrs.NOTHING],
             }
-        return {"$ref": f"#/$defs/{name}"}
+            if self._closed:
+                self.made[name]["additionalProperties"] = False
+        return {"$ref": f"{self._place}{name}"}
 
     def _type(self, kind: Any) -> Json:
         if attrs.has(kind):
