@@ -60,7 +60,7 @@ def test_every_command_teaches() -> None:
 
 def test_readme_names_both_commands_for_ci() -> None:
     text = (TOP / "README.md").read_text()
-    for name, ends in (("demo", ".venv/bin/llmgw demo"), ("tests", ".venv/bin/pytest -q -n 2")):
+    for name, ends in (("demo", ".venv/bin/llmgw demo"), ("tests", ".venv/bin/pytest -q -n 3 --dist worksteal")):
         block = text.split(f"<!-- {name} -->\n```sh\n", 1)[1].split("\n```", 1)[0]
         assert block.startswith("python3 -m venv .venv && ")
         assert block.endswith(ends)
