@@ -88,8 +88,14 @@ async def restore_sqlite(backup: Path, path: Path, stamp: str) -> Path | None:
     """
     new = path.with_name(f".{path.name}.restored")
 
+    def clear() -> None:
+        for left in path.parent.glob(f"{new.name}*"):
+            left.unlink()
+
     def copy() -> None:
         looked_at(backup)
+        # The log that a killed restore left would be played into the new copy.
+        clear()
         with staged(new) as copied:
             shutil.copyfile(backup, copied)
 
@@ -101,8 +107,7 @@ async def restore_sqlite(backup: Path, path: Path, stamp: str) -> Path | None:
     except OSError as failed:
         raise StoreError(str(path), f"cannot be replaced: {failed}", "make room, and look at the folder") from failed
     finally:
-        for left in path.parent.glob(f"{new.name}*"):
-            left.unlink()
+        clear()
 
 
 def _swap(new: Path, path: Path, stamp: str) -> Path | None:

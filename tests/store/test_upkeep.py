@@ -125,6 +125,23 @@ async def test_a_restore_that_is_killed_leaves_the_old_store_or_the_new_one(tmp_
             assert await store.new_epoch() == epoch + EPOCHS + 1
 
 
+async def test_what_a_killed_restore_left_is_no_part_of_the_next(tmp_path: Path) -> None:
+    here, backup = tmp_path / "here", tmp_path / "backup"
+    async with sqlite_store(here) as store:
+        epoch = await store.new_epoch()
+        await store.backup(backup)
+    left = tmp_path / ".here.restored"
+    left.write_bytes(backup.read_bytes())
+    async with sqlite_store(left) as store:
+        await store.new_epoch()
+        log = left.with_name(f"{left.name}-wal").read_bytes()
+    left.with_name(f"{left.name}-wal").write_bytes(log)
+    await restore_sqlite(backup, here, "stamp")
+    async with sqlite_store(here) as store:
+        assert await store.new_epoch() == epoch + EPOCHS + 1
+    assert sorted(p.name for p in tmp_path.iterdir()) == ["backup", "here", "here.replaced-stamp"]
+
+
 async def test_what_is_replaced_is_kept_with_what_its_log_had(tmp_path: Path) -> None:
     here, backup, copy = tmp_path / "here", tmp_path / "backup", tmp_path / "copy"
     async with sqlite_store(here) as store:
