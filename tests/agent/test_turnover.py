@@ -348,7 +348,7 @@ def test_cancelled_anywhere_what_is_kept_can_be_started_on(tmp_path: Path, strid
             nursery.cancel_scope.cancel()
 
     threads = busy_threads()
-    assert len(sweep(scenario, after=after, stride=stride, real_clock=True)) > 5
+    assert len(sweep(scenario, after=after, stride=stride, real_clock=True, within_s=5.0)) > 5
 
 
 def taken(file: Path, part: object, point: str = "", until: str = "") -> tuple[int, list[str]]:

@@ -421,14 +421,14 @@ async def test_a_slow_reader_is_cut_and_until_then_little_is_held_for_it() -> No
             passed = -1
             while (now := held(it))[2] != passed:
                 passed = now[2]
-                await trio.sleep(0.1)
+                await trio.sleep(0.4)
             assert passed > 3_000_000
             assert now[0] + now[1] + 65536 <= 256 * 1024, now
             clock[0] = 59.0
             await trio.sleep(0.6)
             assert it.server._connections
             clock[0] = 61.0
-            with trio.fail_after(2):
+            with trio.fail_after(10):
                 await engine.left.wait()
             assert not it.server._connections
         nursery.cancel_scope.cancel()

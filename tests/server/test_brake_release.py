@@ -151,13 +151,13 @@ async def test_from_silence_to_a_released_brake(store: SqlStore, tmp_path: Path)
         assert {s.node for r in it.cluster.replicas if r.superseded_by is None for s in r.shards} == {"n4"}
         kinds = [d.decision.reason for d in await store.decisions(20) if d.decision.kind is DecisionKind.BRAKE]
         assert [reason.split(":")[0].split(",")[0] for reason in kinds] == [
-            "the brake is off", "released by an operator", "the brake is on", "the brake is off", "the brake is on",
+            "the brake is off", "released by token admin.token", "the brake is on", "the brake is off", "the brake is on",
         ]  # fmt: skip
         code, said = await it.ctl("why", "m-1")
         assert "evict" in said
         assert "node n1 is lost; m-3 replaces it" in said
         _, said = await it.ctl("why", "n2")
-        for line in ("the brake is on: 3 of 4", "released by an operator", "the brake is off"):
+        for line in ("the brake is on: 3 of 4", "released by token admin.token", "the brake is off"):
             assert line in said, "it held for this node"
         assert "the brake is on" not in (await it.ctl("why", "n4"))[1]
 
