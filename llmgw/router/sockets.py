@@ -12,7 +12,7 @@ import trio
 
 READ_BYTES = 64 * 1024
 UNSENT_BYTES = 64 * 1024
-UNREAD_BYTES = 64 * 1024
+UNREAD_BYTES = 48 * 1024
 """What the kernel holds of an answer before the router looks at it, as setsockopt takes it: it may hold twice as much,
 its own bookkeeping included (socket(7)). Left alone it grows to megabytes for a client that reads slowly."""
 
