@@ -26,6 +26,7 @@ from llmgw.cli.demo_files import free_ports
 from llmgw.errors import OperatorError
 from llmgw.router.cors import CorsRules
 from llmgw.router.server import RouterServer, listen
+from llmgw.router.sockets import UNSENT_BYTES
 from llmgw.router.table import Endpoint, Route, Table
 from llmgw.router.telling import Teller
 from llmgw.router.tls import Identity, context_of
@@ -422,8 +423,10 @@ async def test_a_slow_reader_is_cut_and_until_then_little_is_held_for_it() -> No
             while (now := held(it))[2] != passed:
                 passed = now[2]
                 await trio.sleep(0.4)
-            assert passed > 3_000_000
-            assert now[0] + now[1] + 65536 <= 256 * 1024, now
+            assert passed > 2_900_000
+            # A piece that could not be sent whole is partly in the kernel, partly in the router.
+            assert now[0] <= UNSENT_BYTES + 65536, now
+            assert UNSENT_BYTES + 65536 + now[1] <= 256 * 1024, now
             clock[0] = 59.0
             await trio.sleep(0.6)
             assert it.server._connections
