@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import signal
 import time
 from collections.abc import Callable
@@ -22,11 +23,22 @@ _LOOK_S = 0.02
 def stop_engines(state_dir: Path, grace_s: float) -> tuple[str, ...]:
     """Stop every engine that was started from this state folder, and say which. Blocking.
 
-    SIGTERM to all, SIGKILL after ``grace_s``. Raises :class:`llmgw.errors.OperatorError` while an agent holds the
-    folder: then the control plane is the one to ask.
+    SIGTERM to all, SIGKILL after ``grace_s``. A full or read-only disk does not keep it from that. Raises
+    :class:`llmgw.errors.OperatorError` while an agent holds the folder, as then the control plane is the one to ask,
+    and where it cannot see what runs: nothing is then said to be stopped.
     """
+    if not os.path.lexists(state_dir):
+        raise OperatorError(str(state_dir), "is not there: no agent ran on it", "look at state_dir in agent.yaml")
+    try:
+        return _stop(state_dir, grace_s)
+    except OSError as failed:
+        where = str(failed.filename or state_dir)
+        raise OperatorError(where, f"cannot be looked at: {failed.strerror}", "mend that, and try again") from failed
+
+
+def _stop(state_dir: Path, grace_s: float) -> tuple[str, ...]:
     stopped: dict[str, None] = {}
-    with held(state_dir, "agent"):
+    with held(state_dir, "agent", to_end=True):
         # Twice: a shim that is killed meanwhile leaves its engine behind, which is then held itself.
         for _ in range(2):
             stopped.update(dict.fromkeys(_round(state_dir / "shards", grace_s)))

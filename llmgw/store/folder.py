@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import fcntl
 import os
 import secrets
@@ -19,16 +20,17 @@ _INSTANCE = "instance"
 
 
 @contextmanager
-def held(folder: Path, daemon: str) -> Iterator[None]:
+def held(folder: Path, daemon: str, *, to_end: bool = False) -> Iterator[None]:
     """Make the folder if need be, check it, and hold it until the block ends. Blocking, but never for long.
 
     Raises :class:`OperatorError` naming the folder when it is a link, open to others, not writable, or held by
     another process (whose pid is named). The lock is the kernel's: it ends with the process, however that ends.
+
+    With ``to_end`` it is held only to end what runs from it, which no disk that is full or read-only may prevent.
     """
     _prepare(folder)
-    lock = folder / _LOCK
     try:
-        handle = os.open(lock, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        handle = _open(folder / _LOCK, reading=to_end)
     except OSError as failed:
         raise OperatorError(
             str(folder), f"is not writable: {failed.strerror}", f"give the user of llmgw {daemon} write access to it"
@@ -47,10 +49,20 @@ def held(folder: Path, daemon: str) -> Iterator[None]:
             # Over what is there: that needs no room on a disk that is full.
             os.ftruncate(handle, os.pwrite(handle, f"{os.getpid()}\n".encode(), 0))
         except OSError as failed:
-            raise OperatorError(str(folder), f"cannot be written: {failed.strerror}", "free some space") from failed
+            if not to_end:
+                raise OperatorError(str(folder), f"cannot be written: {failed.strerror}", "free some space") from failed
         yield
     finally:
         os.close(handle)
+
+
+def _open(lock: Path, *, reading: bool) -> int:
+    try:
+        return os.open(lock, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    except OSError as failed:
+        if not reading or failed.errno != errno.EROFS:
+            raise
+        return os.open(lock, os.O_RDONLY | os.O_CLOEXEC)
 
 
 def _prepare(folder: Path) -> None:

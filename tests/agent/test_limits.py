@@ -21,6 +21,7 @@ from llmgw.errors import OperatorError
 from llmgw.hardware.inventory import Device
 from llmgw.link.messages import StopShard
 from llmgw.scheduler.state import Exit, ShardState
+from llmgw.store.folder import held
 from tests.agent.test_shards import INVENTORY, SLEEPER, alive, config, processes, running, start, within_5_s, written
 
 S = ShardState
@@ -254,6 +255,45 @@ def test_a_state_folder_that_cannot_be_used_is_named(tmp_path: Path) -> None:
             main.run(written(config(real), tmp_path / "agent.yaml"))
     finally:
         subprocess.run(["umount", "-l", str(real)], check=True)
+
+
+async def test_engines_on_a_disk_that_became_read_only_can_be_stopped(disk: Path, tmp_path: Path) -> None:
+    async with running(config(disk)) as node:
+        await node.shards.start(start(), INVENTORY)
+        await node.until(S.READY)
+    assert processes(disk)
+    with held(disk, "agent"):
+        pass
+    seen = tmp_path / "seen"
+    seen.mkdir()
+    subprocess.run(["mount", "--bind", str(disk), str(seen)], check=True)
+    try:
+        subprocess.run(["mount", "-o", "remount,bind,ro", str(seen)], check=True)
+        with held(disk, "agent"), pytest.raises(OperatorError, match="another llmgw agent holds it"):
+            stop_engines(seen, 1.0)
+        assert stop_engines(seen, 1.0) == ("m-1.0-g1",)
+    finally:
+        subprocess.run(["umount", "-l", str(seen)], check=True)
+    assert within_5_s(lambda: processes(disk) == set())
+
+
+async def test_engines_on_a_full_disk_can_be_stopped_where_no_agent_had_ended(disk: Path) -> None:
+    async with running(config(disk)) as node:
+        await node.shards.start(start(), INVENTORY)
+        await node.until(S.READY)
+    fill(disk)
+    assert stop_engines(disk, 1.0) == ("m-1.0-g1",)
+
+
+def test_engines_are_not_said_to_be_stopped_where_there_cannot_be_any(tmp_path: Path) -> None:
+    with pytest.raises(OperatorError, match=r"deep: is not there: no agent ran on it\. look at state_dir"):
+        stop_engines(tmp_path / "absent/deep", 0.0)
+    assert not (tmp_path / "absent").exists()
+    state = tmp_path / "state"
+    state.mkdir(mode=0o700)
+    (state / "shards").write_text("")
+    with pytest.raises(OperatorError, match="shards: cannot be looked at: Not a directory"):
+        stop_engines(state, 0.0)
 
 
 def test_an_agent_that_cannot_see_what_was_left_says_so_and_ends(folder: Path) -> None:
