@@ -13,7 +13,7 @@ import trio
 from starlette.applications import Starlette
 from starlette.requests import Request
 from starlette.responses import PlainTextResponse, Response
-from starlette.routing import BaseRoute, Match, Route, WebSocketRoute
+from starlette.routing import Match, Route, WebSocketRoute
 
 from llmgw.errors import OperatorError
 from llmgw.store.database import StoreError
@@ -77,7 +77,7 @@ def _limit(request: Request, usual: int) -> int:
     return int(text)
 
 
-def routes(
+def app(
     source: Source,
     token: str | Access,
     jobs: Jobs | None = None,
@@ -89,8 +89,8 @@ def routes(
     book: Book | None = None,
     admins: People | None = None,
     watch: Watch | None = None,
-) -> list[BaseRoute]:
-    """Every route of the admin listener. With ``history`` comes a folder for what is on its way out."""
+) -> Starlette:
+    """The admin side as an ASGI application. With ``history`` comes a folder for what is on its way out."""
 
     plans = trio.CapacityLimiter(1)  # one at a time: each takes a whole processor while it lasts
 
@@ -220,7 +220,8 @@ def routes(
     watch = Watch(source, jobs, access) if watch is None else watch
     made += watch.routes(guarded)
     open_to = [admitted(route, access) if route.path.startswith("/api/") else route for route in made]
-    return [*open_to, WebSocketRoute("/api/v1/watch", watch.endpoint)]
+    every = [*open_to, WebSocketRoute("/api/v1/watch", watch.endpoint)]
+    return Starlette(routes=every, exception_handlers={404: _missing, 405: _not_possible})
 
 
 def admitted(route: Route, access: Access) -> Route:
@@ -253,34 +254,17 @@ def _a(role: Role) -> str:
     return f"a {role.value}" if role is Role.VIEWER else f"an {role.value}"
 
 
-def app(
-    source: Source,
-    token: str | Access,
-    jobs: Jobs | None = None,
-    people: Identities | None = None,
-    keys: Keys | None = None,
-    history: tuple[History, Path] | None = None,
-    doctors: Doctors | None = None,
-    operations: Operations | None = None,
-    book: Book | None = None,
-    admins: People | None = None,
-    watch: Watch | None = None,
-) -> Starlette:
-    """The admin side as an ASGI application."""
+async def _missing(request: Request, _error_: Exception) -> Response:
+    return _error(404, f"there is no {request.url.path[:200]}", "the API is under /api/v1/")
 
-    async def missing(request: Request, _error_: Exception) -> Response:
-        return _error(404, f"there is no {request.url.path[:200]}", "the API is under /api/v1/")
 
-    async def method(request: Request, _error_: Exception) -> Response:
-        matching = (r for r in request.app.routes if isinstance(r, Route) and r.matches(request.scope)[0] != Match.NONE)
-        usable = sorted({name for route in matching for name in route.methods or ()})
-        answer = _error(
-            405,
-            f"{request.method} is not possible here",
-            f"use {' or '.join(name for name in usable if name != 'HEAD')}",
-        )
-        answer.headers["allow"] = ", ".join(usable)
-        return answer
-
-    every = routes(source, token, jobs, people, keys, history, doctors, operations, book, admins, watch)
-    return Starlette(routes=every, exception_handlers={404: missing, 405: method})
+async def _not_possible(request: Request, _error_: Exception) -> Response:
+    matching = (r for r in request.app.routes if isinstance(r, Route) and r.matches(request.scope)[0] != Match.NONE)
+    usable = sorted({name for route in matching for name in route.methods or ()})
+    answer = _error(
+        405,
+        f"{request.method} is not possible here",
+        f"use {' or '.join(name for name in usable if name != 'HEAD')}",
+    )
+    answer.headers["allow"] = ", ".join(usable)
+    return answer
