@@ -15,6 +15,7 @@ from tests.server.test_settings_book import ATTACKS
 pytestmark = pytest.mark.e2e
 
 
+@pytest.mark.long
 def test_changed_live_and_taken_back(system: System, tmp_path: Path) -> None:
     ctl = ("ctl", "--config", str(system.demo.server_yaml))
     config = (*ctl, "config")

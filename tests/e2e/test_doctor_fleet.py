@@ -9,7 +9,7 @@ import pytest
 from tests.e2e.conftest import System
 from tests.e2e.test_operators import llmgw
 
-pytestmark = pytest.mark.e2e
+pytestmark = [pytest.mark.e2e, pytest.mark.long]
 
 
 def test_a_node_is_examined_over_the_link(prepared: System) -> None:

@@ -66,6 +66,7 @@ def test_control_plane_killed_mid_stream_and_restarted(system: System) -> None:
     assert system.run.api("status")["epoch"] > epoch
 
 
+@pytest.mark.long
 def test_the_control_plane_starts_anew_in_place(system: System) -> None:
     """SIGUSR2, with another setup of the router, so that its worker is replaced in the middle of a stream."""
     expected = system.whole(100)
@@ -100,6 +101,7 @@ def test_server_drains_on_sigterm(system: System) -> None:
         system.openai.models.list()
 
 
+@pytest.mark.long
 def test_drain_is_bounded(system: System) -> None:
     stream = system.stream(100_000)
     assert system.run.server is not None
@@ -111,6 +113,7 @@ def test_drain_is_bounded(system: System) -> None:
         stream.result()
 
 
+@pytest.mark.long
 def test_engine_crash_is_restarted_with_its_reason(system: System) -> None:
     victim = system.run.replicas()[0]
     os.kill(victim["pid"], signal.SIGKILL)

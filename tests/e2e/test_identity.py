@@ -15,7 +15,7 @@ import pytest
 from tests.e2e.conftest import System
 from tests.e2e.test_operators import llmgw
 
-pytestmark = pytest.mark.e2e
+pytestmark = [pytest.mark.e2e, pytest.mark.long]
 
 
 @contextmanager

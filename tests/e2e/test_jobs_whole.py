@@ -18,7 +18,7 @@ from tests.agent.jobs.test_installs import wheel
 from tests.e2e.conftest import System
 from tests.e2e.test_operators import llmgw
 
-pytestmark = pytest.mark.e2e
+pytestmark = [pytest.mark.e2e, pytest.mark.long]
 
 FILES = {"config.json": b"{}", "a.safetensors": bytes(200_000)}
 PROFILE = "{name: one, engine: vllm, weights: 'hf:org/tiny@main', device_class: h100-80g}"

@@ -40,6 +40,7 @@ def complete(system: System, token: str, times: int = 1) -> None:
         api.completions.create(model=model, prompt="x", max_tokens=2)
 
 
+@pytest.mark.long
 def test_from_an_open_router_to_one_with_keys_and_through_kills(system: System) -> None:
     me, model = Operator(system), system.demo.models[0]
     assert "THE ROUTER IS OPEN" in me.ctl("status")

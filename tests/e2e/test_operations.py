@@ -73,6 +73,7 @@ def test_a_replica_is_started_anew_and_no_request_fails(system: System) -> None:
     assert "no-such" not in "".join(failed)
 
 
+@pytest.mark.long
 def test_a_node_that_cannot_be_emptied_serves_on_and_says_why(system: System) -> None:
     ctl = ("ctl", "--config", str(system.demo.server_yaml))
     pids = system.pids()

@@ -10,7 +10,7 @@ from fakes.proxy import Proxy, in_thread
 from llmgw.settings.daemon import Address
 from tests.e2e.conftest import System
 
-pytestmark = pytest.mark.e2e
+pytestmark = [pytest.mark.e2e, pytest.mark.long]
 
 CONVERGED_S = 5.0
 

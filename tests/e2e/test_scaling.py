@@ -6,7 +6,7 @@ import pytest
 
 from tests.e2e.conftest import System
 
-pytestmark = pytest.mark.e2e
+pytestmark = [pytest.mark.e2e, pytest.mark.long]
 
 SETTINGS = """\
 models:

@@ -86,6 +86,7 @@ def test_a_node_takes_its_settings_over_in_the_middle_of_a_stream(system: System
     assert system.run.agent.pid != agent
 
 
+@pytest.mark.long
 def test_settings_that_cannot_be_used_are_refused_and_stay_refused(system: System) -> None:
     before = system.pids()
     change(system, "{default: {discovery: {root: /no/such/machine}}}")
@@ -108,6 +109,7 @@ def test_settings_that_cannot_be_used_are_refused_and_stay_refused(system: Syste
     assert system.pids() == before
 
 
+@pytest.mark.long
 def test_an_edited_file_is_taken_over_and_a_wrong_one_is_not(system: System) -> None:
     before = system.pids()
     file = system.demo.agent_yaml

@@ -26,7 +26,7 @@ from tests.e2e.conftest import Stream, System
 from tests.e2e.test_operators import llmgw
 from tests.store.postgresql import Postgresql, running
 
-pytestmark = pytest.mark.e2e
+pytestmark = [pytest.mark.e2e, pytest.mark.long]
 
 
 @define

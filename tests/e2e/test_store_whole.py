@@ -18,7 +18,7 @@ from llmgw.cli.demo_files import fakes_dir, free_ports
 from tests.e2e.conftest import System
 from tests.e2e.test_operators import llmgw
 
-pytestmark = pytest.mark.e2e
+pytestmark = [pytest.mark.e2e, pytest.mark.long]
 
 
 @contextmanager

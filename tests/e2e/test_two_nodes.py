@@ -75,6 +75,7 @@ def pair(prepared: System) -> Iterator[Pair]:
         both.second.stop()
 
 
+@pytest.mark.long
 def test_a_replica_over_two_nodes_serves_and_a_dead_rank_ends_all_of_it(pair: Pair) -> None:
     system = pair.system
     replica = pair.replica()
@@ -98,6 +99,7 @@ def test_a_replica_over_two_nodes_serves_and_a_dead_rank_ends_all_of_it(pair: Pa
         assert system.whole(5)
 
 
+@pytest.mark.long
 def test_agents_may_go_and_come_back_while_the_ranks_serve(pair: Pair) -> None:
     system = pair.system
     before = pair.pids()

@@ -9,6 +9,7 @@ import sys
 import time
 from pathlib import Path
 
+import pytest
 from cryptography import x509
 from cryptography.hazmat.primitives.serialization import load_pem_private_key
 
@@ -71,6 +72,7 @@ def _usable(own: OwnFiles) -> int:
     return leaf.serial_number
 
 
+@pytest.mark.long
 def test_a_kill_at_every_step_of_writing_leaves_a_usable_identity(tmp_path: Path) -> None:
     ca.init(tmp_path / "ca", "t.example", _NOW)
     named = ca.issue_node(tmp_path / "ca", "n1", tmp_path / "out", 30, _NOW)
