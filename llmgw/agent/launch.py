@@ -232,8 +232,8 @@ async def launch(folder: Path, prepared: Prepared) -> None:
         await trio.to_thread.run_sync(records.write_files, folder, made.files)
     except OSError as failed:
         raise OperatorError(str(folder), f"cannot be written: {failed.strerror}", "check the disk") from failed
-    await process.spawn(folder, record.argv, env, record.cgroup, orderly=made.orderly)
-    if record.cgroup_path is not None and not record.cgroup_path.exists():
+    apart = await process.spawn(folder, record.argv, env, record.cgroup, orderly=made.orderly)
+    if record.cgroup and not apart:
         logger("launch").warning(
             "its cgroup could not be made; it runs in ours", shard=record.shard, path=record.cgroup
         )

@@ -104,13 +104,17 @@ class Record:
 
 @frozen
 class Pids:
-    """``shim.json``: the two processes, with the clock ticks from boot to their starts, and which boot that was."""
+    """``shim.json``: the two processes, with the clock ticks from boot to their starts, and which boot that was.
+
+    ``fingerprint`` is that of the shim's command line. The engine's own is good for nothing: it gives itself titles.
+    """
 
     shim: int
     shim_start: int | None
     engine: int | None
     engine_start: int | None
     boot: str = ""
+    fingerprint: str = ""
 
     @property
     def here(self) -> bool:
@@ -121,7 +125,7 @@ class Pids:
         """A hold on the shim, or on the engine when only that is left."""
         if not self.here:
             return None
-        shim = None if self.shim_start is None else Known(self.shim, self.shim_start)
+        shim = None if self.shim_start is None else Known(self.shim, self.shim_start, self.fingerprint)
         engine = None
         if self.engine is not None and self.engine_start is not None:
             engine = Known(self.engine, self.engine_start)
