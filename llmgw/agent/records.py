@@ -23,6 +23,7 @@ from llmgw.agent.process import Grip, Known
 from llmgw.agent.proctree import must_be_seen
 from llmgw.agent.shard import Doom
 from llmgw.discovery.host import boot_id
+from llmgw.durable import content
 from llmgw.errors import OperatorError
 from llmgw.scheduler.state import Exit, ShardReport, ShardState
 from llmgw.settings.catalog import Profile
@@ -171,7 +172,7 @@ def read(folder: Path) -> Record:
     """Read a record. Raises :class:`OperatorError` naming the file when it is not one. Blocking."""
     path = folder / "record.json"
     try:
-        return _converter().structure(orjson.loads(path.read_bytes()), Record)
+        return _converter().structure(orjson.loads(content(path)), Record)
     except (OSError, ValueError, cattrs.BaseValidationError) as wrong:
         raise OperatorError(
             str(path), f"is not a launch record ({type(wrong).__name__})", "look at it and remove its folder"
@@ -181,7 +182,7 @@ def read(folder: Path) -> Record:
 def pids(folder: Path) -> Pids | None:
     """What the shim said of itself and its engine, or ``None`` when it never did. Blocking."""
     try:
-        return _converter().structure(orjson.loads((folder / "shim.json").read_bytes()), Pids)
+        return _converter().structure(orjson.loads(content(folder / "shim.json")), Pids)
     except OSError as failed:
         must_be_seen(failed)
         return None
@@ -192,7 +193,7 @@ def pids(folder: Path) -> Pids | None:
 def end(folder: Path) -> End | None:
     """How the engine ended, or ``None`` while it runs or when nobody saw it. Blocking."""
     try:
-        said = orjson.loads((folder / "exit.json").read_bytes())
+        said = orjson.loads(content(folder / "exit.json"))
         return End(
             exit=_converter().structure({"code": said["code"], "signal": said["signal"]}, Exit),
             at=float(said["at"]),

@@ -43,7 +43,8 @@ class Log:
 
     def cut(self) -> None:
         """Keep the end of it; on a full disk only its last lines, which must not cost the room that is gained."""
-        with open("engine.log", "rb") as old:
+        # The file that was opened, whatever the engine has put in its place: opening a pipe would be the end of us.
+        with open(f"/proc/self/fd/{self.file}", "rb") as old:
             size = os.fstat(old.fileno()).st_size
             try:
                 with open("engine.log.1.new", "w+b", opener=_private) as new:
