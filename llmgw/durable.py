@@ -1,12 +1,15 @@
-"""Files of ours that appear whole and on disk, or not at all. Blocking."""
+"""Files of ours that appear whole and on disk, or not at all; and others' files, read without waiting. Blocking."""
 
 from __future__ import annotations
 
+import errno
 import os
+import stat
 import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import BinaryIO
 
 
 @contextmanager
@@ -54,6 +57,27 @@ def whole(path: Path) -> Iterator[Path]:
         sync_folder(path.parent)
     finally:
         fresh.unlink(missing_ok=True)
+
+
+def regular(path: Path) -> BinaryIO:
+    """A regular file, opened for reading, at a place where others may have put something else: nothing is waited for.
+
+    A pipe, a socket or a device would hold who opens it, perhaps for ever. Raises :class:`OSError`.
+    """
+    fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
+    try:
+        if not stat.S_ISREG(os.fstat(fd).st_mode):
+            raise OSError(errno.EINVAL, "is not a regular file", str(path))
+        return os.fdopen(fd, "rb")
+    except BaseException:
+        os.close(fd)
+        raise
+
+
+def content(path: Path) -> bytes:
+    """All that is in such a file. Raises :class:`OSError`."""
+    with regular(path) as file:
+        return file.read()
 
 
 def replace(path: Path, data: bytes, mode: int) -> None:

@@ -6,7 +6,9 @@ import os
 import secrets
 import shutil
 import socket
+import stat
 from collections.abc import Callable, Collection, Iterable
+from contextlib import suppress
 from pathlib import Path
 
 import trio
@@ -111,6 +113,7 @@ class Launches:
         )
         launch = build(spec)
         await trio.to_thread.run_sync(_refuse_links, spec)
+        await trio.to_thread.run_sync(_refuse_odd_files, spec)
         return Prepared(self._record(command, spec, launch), spec, launch, source if local is None else None)
 
     async def _local(self, source: HubSource) -> str | None:
@@ -232,8 +235,8 @@ async def launch(folder: Path, prepared: Prepared) -> None:
         await trio.to_thread.run_sync(records.write_files, folder, made.files)
     except OSError as failed:
         raise OperatorError(str(folder), f"cannot be written: {failed.strerror}", "check the disk") from failed
-    await process.spawn(folder, record.argv, env, record.cgroup, orderly=made.orderly)
-    if record.cgroup_path is not None and not record.cgroup_path.exists():
+    apart = await process.spawn(folder, record.argv, env, record.cgroup, orderly=made.orderly)
+    if record.cgroup and not apart:
         logger("launch").warning(
             "its cgroup could not be made; it runs in ours", shard=record.shard, path=record.cgroup
         )
@@ -263,6 +266,24 @@ def _refuse_links(spec: ShardSpec) -> None:
             raise OperatorError(
                 path, f"is a link that leads out of weights_dir ({spec.weights_dir})", "put the files below it"
             )
+
+
+def _refuse_odd_files(spec: ShardSpec) -> None:
+    """Among its weights an engine opens what it finds, and would wait for a pipe until its time to load is over.
+
+    Raises :class:`OperatorError` naming what is neither file nor folder.
+    """
+    places = [adapter_path(path, spec.weights_dir) for path in spec.profile.lora.values()]
+    if spec.weights.local and spec.fetched != _NOT_YET:
+        places.append(spec.weights.name)
+    for place in places:
+        with suppress(FileNotFoundError, NotADirectoryError, PermissionError):  # the engine says so better
+            whole = [place, *(entry.path for entry in os.scandir(place))] if os.path.isdir(place) else [place]
+            for path in whole:
+                with suppress(FileNotFoundError):
+                    mode = os.stat(path).st_mode
+                    if not (stat.S_ISREG(mode) or stat.S_ISDIR(mode)):
+                        raise OperatorError(path, "is neither a file nor a folder", "take it out of the weights")
 
 
 def _fabric(label: str | None, inventory: Inventory, node: str) -> Fabric:

@@ -51,6 +51,7 @@ def find(folder: Path, kept: Path, now: float) -> Left | None:
         since = record.since or record.started
         shard = adopted(record.state, record.model, record.profile.limits, now, since, record.rank, doom=record.doom)
         return Left(record, shard, True)
+    end = end or records.end(folder)  # it may have ended in between
     if end is None and records.pids(folder) is None:
         log.info("a launch that never came about is dropped", shard=record.shard)
         records.remove(folder)

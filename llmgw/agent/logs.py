@@ -5,6 +5,8 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
+from llmgw.durable import regular
+
 TAIL_LINES = 30
 """So many lines of the log travel with a failure."""
 
@@ -29,7 +31,7 @@ def tail(folder: Path, lines: int = TAIL_LINES) -> tuple[str, ...]:
 
 def _last_bytes(path: Path, count: int) -> bytes:
     try:
-        with path.open("rb") as file:
+        with regular(path) as file:
             size = os.fstat(file.fileno()).st_size
             file.seek(max(0, size - count))
             return file.read(count)
@@ -53,7 +55,7 @@ class LogReader:
     def lines(self) -> tuple[str, ...]:
         """The lines that were completed since the last look; carriage returns end lines too. Blocking."""
         try:
-            with self._path.open("rb") as file:
+            with regular(self._path) as file:
                 size = os.fstat(file.fileno()).st_size
                 if size < self._at:
                     self._at, self._rest = 0, b""

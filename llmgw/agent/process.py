@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 import subprocess
@@ -13,7 +14,7 @@ import trio
 from attrs import frozen
 
 from llmgw.agent import shim
-from llmgw.agent.proctree import PROC, must_be_seen, stat
+from llmgw.agent.proctree import PROC, fingerprint, must_be_seen, stat
 from llmgw.errors import OperatorError
 
 LOG_BYTES = 16 * 1024 * 1024
@@ -37,10 +38,14 @@ no token: what needs one fetches before the engine starts, and whoever can make 
 
 @frozen
 class Known:
-    """A process by number and start time: together they are never used twice within one boot."""
+    """A process by number and start time: together they are never used twice within one boot.
+
+    ``fingerprint`` is that of its command line, for those that keep it; empty where nobody knows it.
+    """
 
     pid: int
     start: int
+    fingerprint: str = ""
 
 
 def start_time(pid: int) -> int | None:
@@ -69,6 +74,7 @@ class Handle:
             return None
         try:
             same = start_time(known.pid) == known.start
+            same = same and known.fingerprint in ("", fingerprint(known.pid))
         except OSError:
             os.close(fd)
             raise
@@ -174,11 +180,11 @@ def environment(own: Mapping[str, str], *more: Mapping[str, str]) -> dict[str, s
 
 async def spawn(
     folder: Path, argv: tuple[str, ...], env: Mapping[str, str], cgroup: str = "", *, orderly: bool = False
-) -> None:
+) -> bool:
     """Start an engine under a shim in ``folder``, whose record must be written. Returns when the shim has spoken.
 
-    ``cgroup`` is made for it, if one is named (:mod:`llmgw.agent.cgroup`). With ``orderly`` SIGTERM goes to its first
-    process only.
+    ``cgroup`` is made for it, if one is named (:mod:`llmgw.agent.cgroup`), and whether it runs in that is returned.
+    With ``orderly`` SIGTERM goes to its first process only.
 
     What became of it is in ``shim.json`` and ``exit.json``. The shim is nobody's child: it lives on whatever becomes
     of this process. Raises :class:`OperatorError` when no shim came to life.
@@ -200,7 +206,7 @@ async def spawn(
         except OSError as failed:
             raise OperatorError(str(folder), f"the shim cannot be started: {failed.strerror}") from failed
         if done.returncode == 0:
-            return
+            return bool(json.loads(done.stdout)["cgroup"])
         said = done.stderr.decode(errors="replace").strip()
         if said.startswith("! "):
             raise OperatorError(str(folder), said[2:].removeprefix(f"{folder} "), "check the disk")

@@ -15,6 +15,8 @@ from pathlib import Path
 
 from attrs import frozen
 
+from llmgw.agent.shim.members import digest
+
 PROC = Path("/proc")
 SHARD = "LLMGW_SHARD"
 """``<shard>#<generation>``, for people who look at a process: two agents on one machine can have the same."""
@@ -73,6 +75,18 @@ def stat(pid: int, proc: Path = PROC) -> Stat | None:
         must_be_seen(failed)
         return None
     except (ValueError, IndexError):
+        return None
+
+
+def fingerprint(pid: int, proc: Path = PROC) -> str | None:
+    """What a process is told by besides its number and start, if it gives itself no title: its command line's digest.
+
+    ``None`` when there is none.
+    """
+    try:
+        return digest((proc / str(pid) / "cmdline").read_bytes())
+    except OSError as failed:
+        must_be_seen(failed)
         return None
 
 

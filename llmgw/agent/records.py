@@ -23,6 +23,7 @@ from llmgw.agent.process import Grip, Known
 from llmgw.agent.proctree import must_be_seen
 from llmgw.agent.shard import Doom
 from llmgw.discovery.host import boot_id
+from llmgw.durable import content
 from llmgw.errors import OperatorError
 from llmgw.scheduler.state import Exit, ShardReport, ShardState
 from llmgw.settings.catalog import Profile
@@ -104,13 +105,17 @@ class Record:
 
 @frozen
 class Pids:
-    """``shim.json``: the two processes, with the clock ticks from boot to their starts, and which boot that was."""
+    """``shim.json``: the two processes, with the clock ticks from boot to their starts, and which boot that was.
+
+    ``fingerprint`` is that of the shim's command line. The engine's own is good for nothing: it gives itself titles.
+    """
 
     shim: int
     shim_start: int | None
     engine: int | None
     engine_start: int | None
     boot: str = ""
+    fingerprint: str = ""
 
     @property
     def here(self) -> bool:
@@ -121,7 +126,7 @@ class Pids:
         """A hold on the shim, or on the engine when only that is left."""
         if not self.here:
             return None
-        shim = None if self.shim_start is None else Known(self.shim, self.shim_start)
+        shim = None if self.shim_start is None else Known(self.shim, self.shim_start, self.fingerprint)
         engine = None
         if self.engine is not None and self.engine_start is not None:
             engine = Known(self.engine, self.engine_start)
@@ -167,7 +172,7 @@ def read(folder: Path) -> Record:
     """Read a record. Raises :class:`OperatorError` naming the file when it is not one. Blocking."""
     path = folder / "record.json"
     try:
-        return _converter().structure(orjson.loads(path.read_bytes()), Record)
+        return _converter().structure(orjson.loads(content(path)), Record)
     except (OSError, ValueError, cattrs.BaseValidationError) as wrong:
         raise OperatorError(
             str(path), f"is not a launch record ({type(wrong).__name__})", "look at it and remove its folder"
@@ -177,7 +182,7 @@ def read(folder: Path) -> Record:
 def pids(folder: Path) -> Pids | None:
     """What the shim said of itself and its engine, or ``None`` when it never did. Blocking."""
     try:
-        return _converter().structure(orjson.loads((folder / "shim.json").read_bytes()), Pids)
+        return _converter().structure(orjson.loads(content(folder / "shim.json")), Pids)
     except OSError as failed:
         must_be_seen(failed)
         return None
@@ -188,7 +193,7 @@ def pids(folder: Path) -> Pids | None:
 def end(folder: Path) -> End | None:
     """How the engine ended, or ``None`` while it runs or when nobody saw it. Blocking."""
     try:
-        said = orjson.loads((folder / "exit.json").read_bytes())
+        said = orjson.loads(content(folder / "exit.json"))
         return End(
             exit=_converter().structure({"code": said["code"], "signal": said["signal"]}, Exit),
             at=float(said["at"]),

@@ -14,6 +14,7 @@ from pathlib import Path
 import trio
 
 from llmgw.agent import records
+from llmgw.durable import content, regular
 from llmgw.errors import OperatorError, PeerError
 from llmgw.link.messages import LogChunk, StopTail, TailLog
 from llmgw.link.plain import plain
@@ -66,7 +67,7 @@ class FollowedLog:
         data = self._read(max(0, self._size() - _BEHIND_BYTES))
         if data.count(b"\n") < lines:
             with contextlib.suppress(OSError):
-                data = self._older.read_bytes()[-_BEHIND_BYTES:] + data
+                data = content(self._older)[-_BEHIND_BYTES:] + data
         *whole, self._rest = _cut(data)
         return whole[-lines:] if lines else []
 
@@ -94,7 +95,7 @@ class FollowedLog:
     def _missed(self) -> bytes:
         """What was written between the last look and the cut: it is in the older part, behind what was read last."""
         try:
-            older = self._older.read_bytes()
+            older = content(self._older)
         except OSError:
             older = b""
         at = older.rfind(self._mark) if self._mark else -1
@@ -112,7 +113,7 @@ class FollowedLog:
 
     def _read(self, at: int) -> bytes:
         try:
-            with self._path.open("rb") as file:
+            with regular(self._path) as file:
                 file.seek(at)
                 data = file.read(2 * _BEHIND_BYTES)
         except OSError:

@@ -15,6 +15,7 @@ from pathlib import Path
 
 from attrs import evolve, frozen
 
+from llmgw.durable import regular
 from llmgw.engines.gguf import HEAD_BYTES, read_gguf
 from llmgw.engines.weight_files import (
     CONFIG_BYTES,
@@ -142,9 +143,7 @@ def _gguf_parts(path: Path) -> dict[Path, os.stat_result]:
 
 def _bytes(path: Path, most: int) -> bytes:
     """The beginning of a regular file; whatever else has that name by now is not waited for."""
-    with os.fdopen(os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK), "rb") as file:
-        if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
-            raise OSError(f"{path} is no file")
+    with regular(path) as file:
         return file.read(most)
 
 

@@ -17,6 +17,7 @@ from llmgw.settings.profile_rules import (
     arithmetic,
     engine_fit,
     mig,
+    offered,
     quantized,
 )
 
@@ -51,6 +52,7 @@ def _refusals(model: str, profile: Profile, devices: Sequence[Device], version: 
         arithmetic(profile),
         mig(profile, classes),
         quantized(profile.engine, profile.quantization, capabilities),
+        offered(profile, version),
         engine_fit(profile),
         adapters(model, profile, version),
         arguments(profile, version),

@@ -9,7 +9,7 @@ import re
 from collections.abc import Iterator, Mapping, Sequence
 
 from llmgw.settings.catalog import EngineKind, Profile
-from llmgw.settings.engine_flags import argument_faults, version_key
+from llmgw.settings.engine_flags import argument_faults, value_fault, version_key
 from llmgw.settings.faults import Path
 from llmgw.settings.quantization import FP8, least_capability
 
@@ -210,6 +210,14 @@ def quantized(engine: EngineKind, quantization: str | None, capabilities: Mappin
                 f"{quantization} needs compute capability {_version(least)}, {name} has {_version(capability)}",
                 f"{newer}, or another quantization",
             )
+
+
+def offered(profile: Profile, version: str | None = None) -> Iterator[Rule]:
+    """The engine must know the quantization: ``version`` is the installed one, without it any that has it will do."""
+    if profile.quantization is not None and "--quantization" not in profile.allow_args:
+        wrong = value_fault(profile.engine, "--quantization", profile.quantization, version)
+        if wrong is not None:
+            yield ("quantization",), *wrong
 
 
 def _version(capability: int) -> str:

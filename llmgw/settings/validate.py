@@ -36,6 +36,7 @@ from llmgw.settings.profile_rules import (
     arithmetic,
     engine_fit,
     mig,
+    offered,
     quantized,
 )
 from llmgw.settings.sources import PREFIX, allowed, hub_source, is_rule
@@ -253,6 +254,7 @@ def profile_faults(profile: Profile) -> Iterator[Rule]:
     yield from mig(profile, profile.device_class)
     capabilities = {name: compute_capability(name) for name in profile.device_class}
     yield from quantized(profile.engine, profile.quantization, capabilities)
+    yield from offered(profile)
     yield from engine_fit(profile)
     yield from arguments(profile)
     utilization = profile.gpu_memory_utilization

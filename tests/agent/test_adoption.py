@@ -16,7 +16,7 @@ import pytest
 import trio
 from attrs import evolve
 
-from llmgw.agent import process, records
+from llmgw.agent import process, proctree, records
 from llmgw.agent.stop import stop_engines
 from llmgw.errors import OperatorError
 from llmgw.scheduler.state import Exit, ShardState
@@ -212,20 +212,50 @@ async def test_a_pid_that_is_somebody_elses_now_is_never_signalled(folder: Path)
     try:
         started = process.start_time(stranger.pid)
         assert started is not None
-        (place / "shim.json").write_text(
-            json.dumps(
-                {"shim": stranger.pid, "shim_start": started - 5, "engine": stranger.pid, "engine_start": started - 5}
-            )
-        )
-        async with running(settings) as node:
-            assert node.get().shard.state is S.FAILED
-            node.get().stop("x", 0)
-        stop_engines(folder, 0.0)
-        with pytest.raises(subprocess.TimeoutExpired):
-            stranger.wait(0.3)
+        both = {"shim": stranger.pid, "engine": stranger.pid}
+        for told in (
+            {**both, "shim_start": started - 5, "engine_start": started - 5},
+            {**both, "shim_start": started, "engine_start": started - 5, "fingerprint": "0badc0de"},
+        ):
+            records.write(place, evolve(record, state=S.READY))
+            (place / "shim.json").write_text(json.dumps(told))
+            async with running(settings) as node:
+                assert node.get().shard.state is S.FAILED
+                node.get().stop("x", 0)
+            stop_engines(folder, 0.0)
+            with pytest.raises(subprocess.TimeoutExpired):
+                stranger.wait(0.3)
+        grip = evolve(records.pids(place), fingerprint=proctree.fingerprint(stranger.pid) or "").grip()
+        assert grip is not None, "by its own command line it is known"
+        grip.close()
     finally:
         stranger.kill()
         stranger.wait()
+
+
+async def test_an_engine_that_ends_while_it_is_looked_at_is_told_with_its_exit(folder: Path) -> None:
+    """It lived when its end was read, and no more when its folder's lock was tried."""
+    async with running(config(folder)) as node:
+        await node.shards.start(start(), INVENTORY)
+        await node.until(S.READY)
+        node.get().stop("x", 1)
+        await node.until(S.STOPPED)
+        await node.get().settled.wait()
+    place = folder / "shards/m-1.0-g1"
+    (place / "exit.json").rename(folder / "said")
+    armed = True
+
+    def shim_ends(event: str, args: tuple[object, ...]) -> None:
+        if armed and event == "fcntl.flock" and (folder / "said").exists():
+            (folder / "said").rename(place / "exit.json")
+
+    sys.addaudithook(shim_ends)  # for ever
+    try:
+        async with running(config(folder)) as node:
+            assert not (folder / "said").exists()
+            assert node.get().report().exit == Exit(0)
+    finally:
+        armed = False
 
 
 async def test_a_pid_of_another_boot_is_somebody_elses_though_it_started_at_the_same_tick(folder: Path) -> None:

@@ -106,6 +106,22 @@ async def test_an_engine_and_its_cgroup_end_together(folder: Path, how: str) -> 
     assert not path.exists()
 
 
+@pytest.mark.parametrize(
+    "there", [pytest.param(True, marks=pytest.mark.skipif(REAL is None, reason="no cgroup of ours")), False]
+)
+async def test_that_there_is_no_cgroup_is_said_only_where_it_is_so(
+    folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], there: bool
+) -> None:
+    """An engine that ends at once takes its cgroup with it."""
+    node = Node(config(folder, ("/bin/true",)), delegation=REAL if there else tmp_path / "none")
+    async with trio.open_nursery() as nursery:
+        await nursery.start(node.shards.run)
+        await node.shards.start(start(), INVENTORY)
+        await node.until_ended()
+        nursery.cancel_scope.cancel(reason="the agent stops")
+    assert ("its cgroup could not be made" in capsys.readouterr().out) is not there
+
+
 async def test_a_cgroup_that_cannot_be_made_costs_nothing_but_itself(folder: Path, tmp_path: Path) -> None:
     """As if delegation had been taken back meanwhile."""
     await one_life(folder, tmp_path / "no/such/tree", "stop", ignore_sigterm=True)

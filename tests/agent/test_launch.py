@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import socket
 from pathlib import Path
 
@@ -93,6 +94,18 @@ async def test_a_link_does_not_lead_out_of_the_folder_for_weights(tmp_path: Path
     # The folder itself may well be a link.
     (tmp_path / "mount").symlink_to(tmp_path / "weights")
     assert await Fixture(9, str(tmp_path / "mount")).port(evolve(PLAIN, weights=str(tmp_path / "mount/here"))) >= 0
+
+
+async def test_a_pipe_among_the_weights_is_refused_rather_than_waited_for(tmp_path: Path) -> None:
+    (tmp_path / "w").mkdir()
+    (tmp_path / "w/a.safetensors").write_text("")
+    (tmp_path / "w/gone").symlink_to("/nowhere")
+    it = Fixture(9, str(tmp_path))
+    profile = evolve(PLAIN, weights=str(tmp_path / "w"))
+    await it.port(profile)
+    os.mkfifo(tmp_path / "w/b.safetensors")
+    with pytest.raises(OperatorError, match=r"w/b.safetensors: is neither a file nor a folder\. take it out"):
+        await it.port(profile)
 
 
 def _below(folder: Path, value: object) -> object:

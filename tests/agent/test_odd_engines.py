@@ -29,6 +29,10 @@ BODIES = {
     "takes another name": "open('/proc/self/comm', 'w').write(') Z 1 (\\n x')",
     "leads another session": "os.fork() and os._exit(0) if os.fork() == 0 else None\nif os.fork() == 0: os.setsid()",
     "leaves folders": "os.makedirs('cache/deep'); open('cache/deep/file', 'w').close(); os.mkfifo('pipe')",
+    "puts pipes where its files are": """
+for name in ("engine.log", "engine.log.1", "exit.json"):
+    os.mkfifo(name + "~")
+    os.rename(name + "~", name)""",
     "removes its folder": "import shutil; time.sleep(0.5); shutil.rmtree(os.getcwd())",
     "fills its environment": "os.environ.clear()",
     "stops itself": "os.kill(0, signal.SIGSTOP)",

@@ -115,7 +115,7 @@ def test_something_else_of_that_name_is_not_waited_for(tmp_path: Path) -> None:
     os.mkfifo(tmp_path / "m/config.json")
     os.symlink("/nowhere", tmp_path / "m/model.safetensors.index.json")
     assert look("m", str(tmp_path), NOWHERE).facts == WeightFacts("m", 100, "1 file")
-    with pytest.raises(OSError, match="is no file"):  # put there after it was looked at
+    with pytest.raises(OSError, match="is not a regular file"):  # put there after it was looked at
         _bytes(tmp_path / "m/config.json", 10)
 
 

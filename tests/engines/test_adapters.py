@@ -118,6 +118,16 @@ def test_streams_may_end_before_vllm_does_where_the_version_can_wait() -> None:
         assert argv[-2:] == ("--shutdown-timeout", "45") if waits else "--shutdown-timeout" not in argv
 
 
+def test_a_quantization_that_the_installed_version_lacks_is_refused_before_the_spawn() -> None:
+    made = spec(profile(EngineKind.SGLANG, quantization="mxfp4"))
+    install = EngineInstall(EngineKind.SGLANG, ("python", "-m", "sglang.launch_server"), "0.4.6.post5")
+    said = "quantization: sglang 0.4.6.post5 does not take 'mxfp4' for --quantization: it came by 0.5.2"
+    with pytest.raises(OperatorError, match=said):
+        build(evolve(made, install=install))
+    vouched = evolve(made.profile, allow_args=("--quantization",))
+    assert "mxfp4" in build(evolve(made, profile=vouched, install=install)).argv
+
+
 def test_an_argument_that_the_installed_version_lacks_is_refused_before_the_spawn() -> None:
     wanted = profile(args=("--swap-space", "4"))
     installed = EngineInstall(EngineKind.VLLM, COMMANDS[EngineKind.VLLM], "0.32.0+cpu")

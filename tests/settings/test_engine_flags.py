@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from llmgw.settings.catalog import EngineKind
 from llmgw.settings.engine_flag_tables import TABLES, VERSIONS
-from llmgw.settings.engine_flags import argument_faults, arity, canonical, newest, version_key
+from llmgw.settings.engine_flags import argument_faults, arity, canonical, choices, newest, version_key
 
 FLAGS = Path(__file__).resolve().parents[3] / "shared" / "engines" / "flags"
 K = EngineKind
@@ -70,6 +70,29 @@ def test_an_argument_that_came_later_and_one_that_came_back() -> None:
     assert said(K.VLLM, "--disable-log-requests", version="0.33.0") == []
 
 
+@pytest.mark.parametrize(
+    ("kind", "arguments", "version", "problem"),
+    [
+        (K.SGLANG, ["--quantization", "mxfp8"], "0.5.2", "sglang 0.5.2 does not take 'mxfp8' for --quantization: it came by 0.5.9"),
+        (K.SGLANG, ["--quantization=marlin"], "0.5.23", "sglang 0.5.23 does not take 'marlin' for --quantization: its last version is 0.5.19"),
+        (K.SGLANG, ["--quantization", "mxfp8"], "0.5.7", None),  # between 0.5.6.post2, which has it not, and 0.5.9
+        (K.SGLANG, ["--quantization", "mxfp8"], None, None),
+        (K.SGLANG, ["--quantization", "mxfp9"], None, "no version of sglang up to 0.5.23 takes 'mxfp9' for --quantization"),
+        (K.SGLANG, ["--quantization", "mxfp9"], "0.6.0", None),
+        (K.SGLANG, ["--lora-target-modules", "all", "nose"], "0.5.23", "sglang 0.5.23 does not take 'nose' for --lora-target-modules"),
+        (K.VLLM, ["--quantization", "anything"], "0.33.0", None),  # its plugins bring more
+        (K.VLLM, ["--kv_cache_dtype", "int4_per_token_head"], "0.24.0",
+         "vllm 0.24.0 does not take 'int4_per_token_head' for --kv-cache-dtype: it came by 0.27.1"),
+        (K.VLLM, ["--kv-cache-dtype", "of-a-plugin"], "0.33.0", None),  # the only one that lists none
+        (K.LLAMACPP, ["-fa", "1", "--split-mode", "diagonal"], "b11434", "llamacpp b11434 does not take 'diagonal' for --split-mode"),
+    ],
+)  # fmt: skip
+def test_a_value_that_a_version_does_not_offer(
+    kind: EngineKind, arguments: list[str], version: str | None, problem: str | None
+) -> None:
+    assert [p for _, p in said(kind, *arguments, version=version)] == ([] if problem is None else [problem])
+
+
 def test_between_two_versions_an_argument_of_either_will_do() -> None:
     assert said(K.VLLM, "--device-ids", "0", version="0.20.2") != []
     assert said(K.VLLM, "--device-ids", "0", version="0.22.1") == []
@@ -117,6 +140,14 @@ def test_the_tables_are_those_of_the_published_versions(engine: str, kind: Engin
             follows = arity(kind, flag, version)
             assert follows is not None, (version, flag)
             assert (follows == "") == (row["nargs"] == "0" or row["type"] == "flag"), (version, flag)
+            offered = choices(kind, flag, version)
+            if kind is K.LLAMACPP:
+                # Its help names one word for yes and one for no; numbers are read as numbers.
+                assert row["choices"] in ("", "0|1") or set(row["choices"].split("|")) <= set(offered or ()), flag
+            elif row["type"] in ("str", "str?", "int"):  # what is made something else of first may be written otherwise
+                assert "|".join(offered or ()) == row["choices"], (version, flag)
+            else:
+                assert offered is None, (version, flag)
         for flag in everything - set(there):
             assert arity(kind, flag, version) is None, (version, flag)
     assert read == everything

@@ -20,6 +20,8 @@ from pathlib import Path
 
 from attrs import evolve, field, frozen
 
+from llmgw.durable import content, regular
+
 COMMIT = re.compile(r"[0-9a-f]{40}")
 _CHUNK = 4 * 1024 * 1024
 _OURS = ".llmgw"
@@ -111,13 +113,13 @@ class Repository:
         if COMMIT.fullmatch(revision):
             return revision
         try:
-            known = json.loads((self.ours / "refs.json").read_bytes()).get(revision)
+            known = json.loads(content(self.ours / "refs.json")).get(revision)
         except (OSError, ValueError, AttributeError):
             known = None
         if isinstance(known, str) and COMMIT.fullmatch(known):
             return known
         try:
-            text = (self.folder / "refs" / revision).read_text().strip()
+            text = content(self.folder / "refs" / revision).decode().strip()
         except (OSError, ValueError):
             return None
         return text if COMMIT.fullmatch(text) else None
@@ -128,7 +130,7 @@ class Repository:
             return
         path = self.ours / "refs.json"
         try:
-            known = json.loads(path.read_bytes())
+            known = json.loads(content(path))
         except (OSError, ValueError):
             known = {}
         _replace(path, {**known, revision: commit})
@@ -136,7 +138,7 @@ class Repository:
     def manifest(self, commit: str) -> Manifest | None:
         """What is known of a commit."""
         try:
-            said = json.loads((self.ours / f"{commit}.json").read_bytes())
+            said = json.loads(content(self.ours / f"{commit}.json"))
             files = tuple(WantedFile(**f) for f in said["files"])
             verified = {str(k): str(v) for k, v in said["verified"].items()}
             return Manifest(commit, files, verified, said["whole"] is True)
@@ -203,7 +205,7 @@ def digest(path: Path, file: WantedFile) -> str:
     else:
         # A git blob's name: sha1 over "blob <length>\0" and the content.
         made = hashlib.sha1(f"blob {path.stat().st_size}\0".encode(), usedforsecurity=False)
-    with path.open("rb") as source:
+    with regular(path) as source:
         while chunk := source.read(_CHUNK):
             made.update(chunk)
     return made.hexdigest()
@@ -233,7 +235,7 @@ def _held(lock: Path) -> bool:
     ``SoftFileLock``), which stays when its process is killed.
     """
     try:
-        handle = os.open(lock, os.O_RDWR | os.O_CLOEXEC)
+        handle = os.open(lock, os.O_RDWR | os.O_CLOEXEC | os.O_NONBLOCK)
     except OSError:
         return False
     try:

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import os
 import stat
 import threading
 from pathlib import Path
 
 from attrs import frozen
+
+from llmgw.durable import regular
 
 
 @frozen
@@ -85,8 +88,9 @@ def read_token(path: str) -> str | None:
     if not path:
         return None
     try:
-        mode = stat.S_IMODE(Path(path).stat().st_mode)
-        text = Path(path).read_text().strip()
+        with regular(Path(path)) as file:
+            mode = stat.S_IMODE(os.fstat(file.fileno()).st_mode)
+            text = file.read().decode().strip()
     except (OSError, ValueError) as failed:
         reason = getattr(failed, "strerror", None) or type(failed).__name__
         raise FetchError(f"the token file {path} cannot be read: {reason}", "check weights.token_file") from None

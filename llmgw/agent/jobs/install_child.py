@@ -13,6 +13,8 @@ import os
 import shutil
 import subprocess
 import sys
+from collections import deque
+from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -24,6 +26,7 @@ from llmgw.agent.jobs import lifeline
 DONE = "install.json"
 _VERSION_S = 300.0
 _LONGEST = 200
+_LAST_LINES = 40
 
 
 @frozen
@@ -70,12 +73,30 @@ def _environment() -> dict[str, str]:
 
 
 def _run(argv: list[str], what: str) -> None:
+    last: deque[str] = deque(maxlen=_LAST_LINES)
     try:
-        done = subprocess.run(argv, stdin=subprocess.DEVNULL, stdout=sys.stderr, check=False, env=_environment())
+        with subprocess.Popen(
+            argv, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, env=_environment()
+        ) as done:
+            for line in done.stdout or ():
+                sys.stderr.buffer.write(line)
+                sys.stderr.buffer.flush()
+                last.append(line.decode(errors="replace").strip())
     except OSError as failed:
         raise InstallError(f"{argv[0]} cannot be run: {failed.strerror}", "check the path") from failed
     if done.returncode:
-        raise InstallError(f"{what} ended with exit code {done.returncode}", "see the job's log.txt on the node")
+        said = why(list(last))
+        raise InstallError(
+            f"{what} ended with exit code {done.returncode}{': ' if said else ''}{said}",
+            "see the job's log.txt on the node",
+        )
+
+
+def why(lines: Sequence[str]) -> str:
+    """What pip or uv said last of an error, or else said last. Pure."""
+    found = [line for line in lines if line]
+    errors = [line for line in found if line.lower().startswith("error")]
+    return (errors or found or [""])[-1][:_LONGEST]
 
 
 def _version(task: InstallTask) -> str:

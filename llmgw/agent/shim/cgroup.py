@@ -20,14 +20,15 @@ class Cgroup:
     def __init__(self, path: str) -> None:
         self.path = path
         self.made = False
+        self.entered = False
 
     def enter(self) -> None:
-        """Make it and go into it: what is started now begins its life there."""
+        """Make it and go into it: what is started now begins its life there. :attr:`entered` says whether it did."""
         if self.path:
             with contextlib.suppress(OSError):
                 os.mkdir(self.path, 0o755)
                 self.made = True
-                write_to(f"{self.path}/cgroup.procs", "0")
+                self.entered = write_to(f"{self.path}/cgroup.procs", "0")
 
     def leave(self) -> None:
         """Back to where we came from; the engine stays."""

@@ -23,7 +23,7 @@ def write(folder: str, name: str, value: object) -> None:
 
 def put(path: str, data: bytes) -> None:
     """Write a file durably; over what is in it, so that room that was reserved is used."""
-    handle = os.open(path, os.O_WRONLY | os.O_CREAT, 0o600)
+    handle = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_NONBLOCK, 0o600)
     try:
         done = 0
         while done < len(data):

@@ -7,7 +7,7 @@ import time
 
 from llmgw.agent.shim.files import put
 
-_LOOK_S, _LOOK_AT_LEAST_S = 0.25, 0.02
+_LOOK_S, _LOOK_AT_LEAST_S = 0.1, 0.02
 _PART, _LAST_BYTES = 1024 * 1024, 64 * 1024
 _BLOCK = 4096
 _COLLAPSE_RANGE = 0x08  # linux/falloc.h
@@ -43,20 +43,25 @@ class Log:
 
     def cut(self) -> None:
         """Keep the end of it; on a full disk only its last lines, which must not cost the room that is gained."""
-        with open("engine.log", "rb") as old:
+        # The file that was opened, whatever the engine has put in its place: opening a pipe would be the end of us.
+        with open(f"/proc/self/fd/{self.file}", "rb") as old:
             size = os.fstat(old.fileno()).st_size
             try:
-                with open("engine.log.1.new", "wb") as new:
+                with open("engine.log.1.new", "w+b", opener=_private) as new:
                     old.seek(max(0, size - self.limit))
                     # To its very end, as more is written meanwhile.
                     while new.tell() < 2 * self.limit and (part := old.read(_PART)):
                         new.write(part)
                         new.flush()
                     copied = old.tell()
-                    if self.drop(copied // _BLOCK * _BLOCK):
-                        new.truncate(new.tell() - copied % _BLOCK)
+                    # Whole blocks, and never all there are: a file system that can, cannot do that.
+                    whole = (copied - 1) // _BLOCK * _BLOCK
+                    if self.drop(whole):
+                        new.truncate(new.tell() - (copied - whole))
                     else:
                         os.ftruncate(self.file, 0)  # what came between the last look and this is lost
+                    new.flush()
+                    self.shorten(new.fileno())
                 os.replace("engine.log.1.new", "engine.log.1")
             except OSError:
                 old.seek(max(0, size - _LAST_BYTES))
@@ -71,3 +76,17 @@ class Log:
         """Take so much off its beginning and leave what was written since; whether the file system can (ext4, XFS)."""
         size = ctypes.c_int64
         return bool(ctypes.CDLL(None).fallocate64(self.file, _COLLAPSE_RANGE, size(0), size(count)) == 0)
+
+    def shorten(self, older: int) -> None:
+        """Leave no more than the limit of what was copied, its end: more had come while it was."""
+        excess = os.fstat(older).st_size - self.limit
+        if excess <= 0:
+            return
+        at = 0
+        while part := os.pread(older, _PART, excess + at):
+            at += os.pwrite(older, part, at)
+        os.ftruncate(older, at)
+
+
+def _private(path: str, flags: int) -> int:
+    return os.open(path, flags | os.O_CLOEXEC, 0o600)

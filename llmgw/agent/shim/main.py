@@ -5,9 +5,10 @@ copy of it lives as long as each engine does, and outlives any agent. It detache
 and is the subreaper of everything that the engine starts: a worker that leaves the process group is still its own.
 
 Files in FOLDER: ``lock`` is held for as long as the shim lives; ``shim.json`` has its pid and the engine's, with
-their start times; ``exit.json`` says how the engine ended, once nothing that it started is left; ``engine.log`` and
-``engine.log.1`` have its output. It does not start without a ``record.json`` that has the LLMGW_LAUNCH of its own
-environment: an agent that gave the launch up removes that first, under the lock.
+their start times, and the fingerprint of its own command line; ``exit.json`` says how the engine ended, once nothing
+that it started is left; ``engine.log`` and ``engine.log.1`` have its output. It does not start without a
+``record.json`` that has the LLMGW_LAUNCH of its own environment: an agent that gave the launch up removes that first,
+under the lock.
 
 CGROUP, if it is not empty, is made for the engine and removed when nothing is left in it. The shim itself stays out of
 it, so that killing all that is in there leaves somebody who can say how the engine ended.
@@ -30,7 +31,15 @@ sys.path.append(os.path.abspath(f"{__file__}/../../../.."))  # run by path, with
 from llmgw.agent.shim.cgroup import Cgroup
 from llmgw.agent.shim.files import is_wanted, locked, put, write
 from llmgw.agent.shim.log import Log
-from llmgw.agent.shim.members import boot_id, children, kill_all_but_trackers, reap_others, signal_all, start_time
+from llmgw.agent.shim.members import (
+    boot_id,
+    children,
+    fingerprint,
+    kill_all_but_trackers,
+    reap_others,
+    signal_all,
+    start_time,
+)
 
 _PR_SET_CHILD_SUBREAPER = 36  # linux/prctl.h
 _ROOM = 4096
@@ -134,7 +143,7 @@ def main() -> int:
     signal.pthread_sigmask(signal.SIG_BLOCK, _HANDLED)
     ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
     me: dict[str, object] = {"shim": os.getpid(), "shim_start": start_time(os.getpid()), "boot": boot_id()}
-    me |= {"engine": None, "engine_start": None}
+    me |= {"engine": None, "engine_start": None, "fingerprint": fingerprint()}
     try:
         log = Log(limit)
         write(folder, "shim.json", me)
@@ -153,7 +162,7 @@ def main() -> int:
         cgroup.remove()
         write(folder, "exit.json", {"code": None, "signal": None, "at": time.time(), "left": [],
                                     "error": f"{command[0]} cannot be started: {failed.strerror}"})  # fmt: skip
-        os.write(said, json.dumps(me).encode())
+        os.write(said, json.dumps({**me, "cgroup": cgroup.entered}).encode())
         return 0
     me |= {"engine": engine, "engine_start": start_time(engine)}
     try:
@@ -165,7 +174,8 @@ def main() -> int:
         cgroup.remove()
         os.write(said, _CANNOT + f"{folder} cannot be written: {failed.strerror}".encode())
         return 5
-    os.write(said, json.dumps(me).encode())
+    # Not left for the agent to look for: an engine that ends at once takes its cgroup with it.
+    os.write(said, json.dumps({**me, "cgroup": cgroup.entered}).encode())
     os.close(said)
     end = watch(engine, log, cgroup, asked)
     cgroup.remove()

@@ -1,5 +1,6 @@
 """The processes that an engine started, as their subreaper sees them: found, signalled, reaped."""
 
+import binascii
 import contextlib
 import os
 import signal
@@ -19,6 +20,23 @@ def boot_id() -> str:
     try:
         with open("/proc/sys/kernel/random/boot_id", encoding="ascii") as file:
             return file.read().strip()
+    except OSError:
+        return ""
+
+
+def digest(cmdline: bytes) -> str:
+    """A command line's fingerprint, of what /proc/<pid>/cmdline has.
+
+    A checksum: it is held against chance, beside what is hardly met by chance, and hashlib would cost each shim 3 MB.
+    """
+    return f"{binascii.crc32(cmdline):08x}"
+
+
+def fingerprint() -> str:
+    """Our own; an engine's would be good for nothing, as engines give themselves other titles. Empty if unreadable."""
+    try:
+        with open("/proc/self/cmdline", "rb") as file:
+            return digest(file.read())
     except OSError:
         return ""
 

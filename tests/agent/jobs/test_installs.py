@@ -14,7 +14,7 @@ import pytest
 from attrs import evolve
 
 from llmgw.agent import records
-from llmgw.agent.jobs.install_child import InstallTask, commands
+from llmgw.agent.jobs.install_child import InstallTask, commands, why
 from llmgw.agent.jobs.installs import Installs
 from llmgw.agent.jobs.works import NodeWorks
 from llmgw.errors import OperatorError
@@ -102,7 +102,9 @@ async def test_a_lock_file_takes_only_what_has_the_hash(
             await jobs.start(JobSpec(job, install=Install(VLLM, "vllm", "1.0", lock=lock, python=quick)))
             await end(jobs, job)
         reports = {r.id: r for r in jobs.reports()}
-    assert "installing the packages ended with exit code" in reports["bad"].reason
+    said = reports["bad"].reason
+    assert said.startswith("installing the packages ended with exit code"), said
+    assert "hash" in said.lower(), "what pip said of it"
     assert reports["good"].state is JobState.DONE, "what was half made is made anew"
 
 
@@ -148,6 +150,21 @@ def make_record(folder: Path, program: str) -> None:
 def test_what_is_no_install_is_refused(tmp_path: Path, install: Install) -> None:
     with pytest.raises(OperatorError):
         Installs(config(tmp_path)).task(install)
+
+
+@pytest.mark.parametrize(
+    ("lines", "said"),
+    [
+        ([], ""),
+        (["Looking in links: w", "ERROR: one", "ERROR: No matching distribution found for vllm==9", ""],
+         "ERROR: No matching distribution found for vllm==9"),
+        (["error: Querying Python failed", "  Caused by: something"], "error: Querying Python failed"),
+        (["x No solution found", "because vllm was not found", ""], "because vllm was not found"),
+        (["y" * 1000], "y" * 200),
+    ],
+)  # fmt: skip
+def test_why_an_install_failed(lines: list[str], said: str) -> None:
+    assert why(lines) == said
 
 
 def test_uv_is_used_where_there_is_one() -> None:
