@@ -6,7 +6,7 @@ import click
 
 from llmgw.cli.admin_client import client_of
 from llmgw.cli.ctl_identity import when
-from llmgw.cli.terminal import echo_json, table
+from llmgw.cli.terminal import echo, echo_json, table
 
 _as_json = click.option("--json", "as_json", is_flag=True, help="The admin API's answer as it is.")
 _VERIFY_S = 300.0
@@ -38,7 +38,7 @@ def audit(ctx: click.Context, limit: int, before: int | None, as_json: bool) -> 
         ],
     )
     if not answer["rows"]:
-        click.echo("nothing yet")
+        echo("nothing yet")
 
 
 @audit.command()
@@ -54,8 +54,8 @@ def verify(ctx: click.Context, as_json: bool) -> None:
     if as_json:
         echo_json(answer)
     elif answer["intact"]:
-        click.echo(f"intact: {answer['rows'] or 0} rows" + (f", digest {answer['digest']}" if answer["rows"] else ""))
+        echo(f"intact: {answer['rows'] or 0} rows" + (f", digest {answer['digest']}" if answer["rows"] else ""))
     else:
-        click.echo(f"not intact: {answer['wrong']}")
+        echo(f"not intact: {answer['wrong']}")
     if not answer["intact"]:
         ctx.exit(1)
