@@ -18,7 +18,7 @@ _VERIFY_S = 300.0
 @_as_json
 @click.pass_context
 def audit(ctx: click.Context, limit: int, before: int | None, as_json: bool) -> None:
-    """Who did what, newest first: settings, keys, tokens, nodes, jobs, the brake.
+    """Who did what, newest first: settings, keys, tokens, nodes, CAs, jobs, the brake.
 
     Rows are numbered without gaps and never dropped. Each carries the digest of the one before it, so that a row that
     was changed or removed is found: llmgw ctl audit verify.
