@@ -157,6 +157,8 @@ def retire(config: Path) -> None:
         _refuse("is still in use", generation.sha256, known["needing"])
     for generation in old:
         ca.remove_from_bundle(place.bundle, generation.sha256)
+    _unlearned(place, {generation.sha256 for generation in old})
+    for generation in old:
         echo(f"retired: CA {generation.number}; its keys in {generation.folder} are of no more use, remove them")
 
 
@@ -179,6 +181,17 @@ def _noticed(place: _Place, sha256: str) -> dict[str, Any]:
             )
         time.sleep(0.2)
     return known
+
+
+def _unlearned(place: _Place, old: set[str]) -> None:
+    """Wait until the control plane trusts none of these any more."""
+    until = time.monotonic() + _NOTICED_S
+    while old & place.trusted().keys():
+        if time.monotonic() > until:
+            raise OperatorError(
+                str(place.bundle), "lacks the old root, and the control plane still trusts it", "look at its log"
+            )
+        time.sleep(0.2)
 
 
 def _refuse(what: str, sha256: str, needs: list[dict[str, str]]) -> None:
