@@ -19,6 +19,7 @@ from llmgw.cli.agent_join import join
 from llmgw.cli.agent_status import status
 from llmgw.cli.files import agent_config, agent_in_force
 from llmgw.cli.inventory import show_inventory
+from llmgw.cli.terminal import echo
 from llmgw.errors import OperatorError
 from llmgw.hardware.fabric import FabricRule
 from llmgw.hardware.inventory import Inventory
@@ -93,7 +94,7 @@ def inventory(
     if schema:
         from llmgw.web.schema import json_schema
 
-        click.echo(json.dumps(json_schema(Inventory), indent=2))
+        echo(json.dumps(json_schema(Inventory), indent=2))
         return
     path: Path = ctx.obj
     config = agent_in_force(path) if path.exists() else None
@@ -119,11 +120,11 @@ def inventory(
     if as_json:
         from llmgw.link.codec import converter
 
-        click.echo(json.dumps(converter().unstructure(found), indent=2))
+        echo(json.dumps(converter().unstructure(found), indent=2))
     else:
         show_inventory(found, {} if config is None or root is not None else _shards(Path(config.state_dir)))
         if save is not None:
-            click.echo(f"\nsaved in {save}; read it with: llmgw agent inventory --root {save}")
+            echo(f"\nsaved in {save}; read it with: llmgw agent inventory --root {save}")
     if found.source == "none" and discovery.source is not GpuSource.NONE and not _harmless(found):
         ctx.exit(1)
 
@@ -199,7 +200,7 @@ async def _patiently(discovery: Discovery, rules: Sequence[FabricRule], machine:
     async def say() -> None:
         await trio.sleep(_PATIENCE_S)
         limit = f"each program may take {discovery.timeout_s:g} s"
-        click.echo(f"still reading; a driver that hangs is left behind, {limit}", err=True)
+        echo(f"still reading; a driver that hangs is left behind, {limit}", err=True)
 
     async with trio.open_nursery() as nursery:
         nursery.start_soon(say)
@@ -222,4 +223,4 @@ def stop_engines(ctx: click.Context, grace: float) -> None:
     from llmgw.agent.stop import stop_engines as stop
 
     stopped = stop(Path(agent_config(ctx.obj).state_dir), grace)
-    click.echo("\n".join(f"stopped {name}" for name in stopped) or "no engine was running")
+    echo("\n".join(f"stopped {name}" for name in stopped) or "no engine was running")

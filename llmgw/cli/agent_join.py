@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 import click
 import trio
 
+from llmgw.cli.terminal import echo
 from llmgw.errors import OperatorError
 from llmgw.settings.daemon import Address
 
@@ -67,15 +68,13 @@ def join(
     keyfile.replace(folder / "ca.pem", joined.bundle.encode(), 0o644)
     keyfile.write_new(folder / "cert.pem", joined.certificate.encode(), 0o644)  # last: with it the folder is complete
     ends = chain[0].not_valid_after_utc.strftime("%Y-%m-%d %H:%M UTC")
-    click.echo(f"joined as {joined.node}; certificate in {folder}, until {ends}; the agent renews it")
+    echo(f"joined as {joined.node}; certificate in {folder}, until {ends}; the agent renews it")
     if config.exists():
-        click.echo(
-            f"{config} is there already; it needs, besides what it has:\n{_identity_yaml(joined, server, folder)}"
-        )
+        echo(f"{config} is there already; it needs, besides what it has:\n{_identity_yaml(joined, server, folder)}")
         return
     text = _identity_yaml(joined, server, folder) + _node_yaml(state_dir, address or _own_address(server))
     keyfile.write_new(config, text.encode(), 0o644)
-    click.echo(f"wrote {config}; say which engines this node has, then: llmgw agent --config {config}")
+    echo(f"wrote {config}; say which engines this node has, then: llmgw agent --config {config}")
 
 
 def _key(folder: Path) -> ec.EllipticCurvePrivateKey:

@@ -12,7 +12,7 @@ import attrs
 import click
 
 from llmgw.cli.files import agent_config
-from llmgw.cli.terminal import ago, echo_json
+from llmgw.cli.terminal import ago, echo, echo_json
 from llmgw.errors import OperatorError
 from llmgw.settings.faults import ConfigError
 from llmgw.settings.paths import resolve
@@ -77,11 +77,11 @@ def _of_what_runs(path: Path, wrong: ConfigError) -> None:
     if not isinstance(place, str):
         raise wrong
     state_dir = Path(resolve(place, written.folder))
-    click.echo(f"its agent {'runs' if _runs(state_dir) else 'does not run'}")
+    echo(f"its agent {'runs' if _runs(state_dir) else 'does not run'}")
     if (link := link_file.read(state_dir)) is not None:
-        click.echo(f"link: {'connected' if link.connected else 'not connected'}, {link.control_plane}")
+        echo(f"link: {'connected' if link.connected else 'not connected'}, {link.control_plane}")
     for line in settings_lines(KeptFile(state_dir).read()):
-        click.echo(line)
+        echo(line)
 
 
 @click.command()
@@ -121,27 +121,27 @@ def status(ctx: click.Context, as_json: bool) -> None:
         echo_json(shown)
     else:
         now = time.time()
-        click.echo(f"node {config.id}: its agent {'runs' if running else 'does not run'}")
+        echo(f"node {config.id}: its agent {'runs' if running else 'does not run'}")
         if link is None:
-            click.echo(f"link: {'no connection was tried yet' if running else 'no agent has ever run here'}")
+            echo(f"link: {'no connection was tried yet' if running else 'no agent has ever run here'}")
         elif link.connected:
             word = "connected" if running else "was connected when the agent ended"
-            click.echo(f"link: {word}, {link.control_plane}, since {ago(link.since, now)}")
+            echo(f"link: {word}, {link.control_plane}, since {ago(link.since, now)}")
         else:
             what = "REFUSED" if link.refused is not None else "not connected"
-            click.echo(f"link: {what}, {link.control_plane}, since {ago(link.since, now)}: {link.reason}")
+            echo(f"link: {what}, {link.control_plane}, since {ago(link.since, now)}: {link.reason}")
             if link.refused is not None:
                 for name in ("claim", "wanted", "found", "certificate", "remedy"):
-                    click.echo(f"  {name + ':':<13}{getattr(link.refused, name)}")
+                    echo(f"  {name + ':':<13}{getattr(link.refused, name)}")
             elif link.remedy:
-                click.echo(f"  {link.remedy}")
+                echo(f"  {link.remedy}")
         for line in settings_lines(kept):
-            click.echo(line)
+            echo(line)
         left = certificate.not_after - now
         ends = f"ends in {ago(now, now + left)}" if left > 0 else f"EXPIRED {ago(certificate.not_after, now)} ago"
-        click.echo(f"certificate: {certificate}; {ends}; key SHA-256 {certificate.key}")
+        echo(f"certificate: {certificate}; {ends}; key SHA-256 {certificate.key}")
         for ca in cas:
-            click.echo(f"trusts: {ca.subject.rfc4514_string()}, SHA-256 {fingerprint(ca)}, until "
+            echo(f"trusts: {ca.subject.rfc4514_string()}, SHA-256 {fingerprint(ca)}, until "
                        f"{day(ca.not_valid_after_utc.timestamp())}")  # fmt: skip
     if not connected:
         ctx.exit(1)

@@ -8,6 +8,7 @@ from pathlib import Path
 import click
 
 from llmgw.cli.ca_rotate import rotate
+from llmgw.cli.terminal import echo
 from llmgw.link import ca
 
 
@@ -29,8 +30,8 @@ def init(folder: Path, trust_domain: str) -> None:
     Keep root.key offline: only the issuing CA is needed to issue certificates.
     """
     ca.init(folder, trust_domain, time.time())
-    click.echo(f"made a CA for {trust_domain} in {folder}")
-    click.echo(f"next: llmgw ca issue --dir {folder} --server localhost --out certs/server")
+    echo(f"made a CA for {trust_domain} in {folder}")
+    echo(f"next: llmgw ca issue --dir {folder} --server localhost --out certs/server")
 
 
 @command.command()
@@ -59,4 +60,4 @@ def issue(
         made = ca.issue_node(folder, node, out, days, time.time())
     else:
         made = ca.issue_server(folder, names, out, days, time.time())
-    click.echo(f"certificate: {made.certificate}\nkey:         {made.key}\nca:          {made.ca}")
+    echo(f"certificate: {made.certificate}\nkey:         {made.key}\nca:          {made.ca}")

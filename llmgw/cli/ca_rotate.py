@@ -12,6 +12,7 @@ from attrs import frozen
 
 from llmgw.cli.admin_client import AdminClient, connect
 from llmgw.cli.files import server_config
+from llmgw.cli.terminal import echo
 from llmgw.errors import OperatorError
 from llmgw.link import ca, keyfile
 from llmgw.link.authority import certificates, fingerprint
@@ -80,12 +81,10 @@ def rotate(ctx: click.Context, config: Path) -> None:
             if generation.number > active.number
             else "old"
         )
-        click.echo(
-            f"CA {generation.number} SHA-256 {generation.sha256}: {state}, {'trusted' if known else 'not trusted'}"
-        )
+        echo(f"CA {generation.number} SHA-256 {generation.sha256}: {state}, {'trusted' if known else 'not trusted'}")
         if known and generation.number != active.number:
             _list(known["lacking"] if generation.number > active.number else known["needing"])
-    click.echo(f"next: {_next(place, active)}")
+    echo(f"next: {_next(place, active)}")
 
 
 def _next(place: _Place, active: ca.Generation) -> str:
@@ -98,7 +97,7 @@ def _next(place: _Place, active: ca.Generation) -> str:
 
 def _list(needs: list[dict[str, str]]) -> None:
     for need in needs:
-        click.echo(f"  {need['node']}: {need['reason']}")
+        echo(f"  {need['node']}: {need['reason']}")
 
 
 @rotate.command()
@@ -108,12 +107,12 @@ def add(config: Path) -> None:
     place = _place(config)
     made = ca.add_generation(place.folder, time.time())
     ca.add_to_bundle(place.bundle, made.root)
-    click.echo(f"CA {made.number} in {made.folder}, SHA-256 {made.sha256}")
+    echo(f"CA {made.number} in {made.folder}, SHA-256 {made.sha256}")
     known = _noticed(place, made.sha256)
     if known["lacking"]:
-        click.echo("not trusted yet by:")
+        echo("not trusted yet by:")
         _list(known["lacking"])
-    click.echo("next: llmgw ca rotate switch")
+    echo("next: llmgw ca rotate switch")
 
 
 @rotate.command()
@@ -132,9 +131,9 @@ def switch(config: Path, leave: tuple[str, ...]) -> None:
     ca.activate(place.folder, newest.number)
     if _own_is_old(place, newest):
         ca.reissue_server(place.folder, place.certificate, time.time())
-        click.echo(f"issued anew: {place.certificate}")
-    click.echo(f"CA {newest.number} issues from now on; nodes that are connected renew within a minute")
-    click.echo("next: llmgw ca rotate retire")
+        echo(f"issued anew: {place.certificate}")
+    echo(f"CA {newest.number} issues from now on; nodes that are connected renew within a minute")
+    echo("next: llmgw ca rotate retire")
 
 
 @rotate.command()
@@ -158,7 +157,9 @@ def retire(config: Path) -> None:
         _refuse("is still in use", generation.sha256, known["needing"])
     for generation in old:
         ca.remove_from_bundle(place.bundle, generation.sha256)
-        click.echo(f"retired: CA {generation.number}; its keys in {generation.folder} are of no more use, remove them")
+    _unlearned(place, {generation.sha256 for generation in old})
+    for generation in old:
+        echo(f"retired: CA {generation.number}; its keys in {generation.folder} are of no more use, remove them")
 
 
 def _own_is_old(place: _Place, newest: ca.Generation) -> bool:
@@ -180,6 +181,17 @@ def _noticed(place: _Place, sha256: str) -> dict[str, Any]:
             )
         time.sleep(0.2)
     return known
+
+
+def _unlearned(place: _Place, old: set[str]) -> None:
+    """Wait until the control plane trusts none of these any more."""
+    until = time.monotonic() + _NOTICED_S
+    while old & place.trusted().keys():
+        if time.monotonic() > until:
+            raise OperatorError(
+                str(place.bundle), "lacks the old root, and the control plane still trusts it", "look at its log"
+            )
+        time.sleep(0.2)
 
 
 def _refuse(what: str, sha256: str, needs: list[dict[str, str]]) -> None:

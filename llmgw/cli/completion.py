@@ -30,7 +30,7 @@ def command(shell: str) -> None:
     assert kind is not None
     from llmgw.cli.main import cli
 
-    click.echo(kind(cli, {}, "llmgw", "_LLMGW_COMPLETE").source())
+    click.echo(kind(cli, {}, "llmgw", "_LLMGW_COMPLETE").source())  # noqa: TID251
 
 
 def _items(names: list[str], incomplete: str) -> list[CompletionItem]:

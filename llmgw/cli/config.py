@@ -7,6 +7,7 @@ from pathlib import Path
 
 import click
 
+from llmgw.cli.terminal import echo
 from llmgw.settings.faults import ConfigError
 from llmgw.settings.load import kind_of, load_server, load_settings
 from llmgw.settings.load_agent import load_agent
@@ -42,19 +43,17 @@ def check(ctx: click.Context, file: Path, kind: str | None, as_json: bool) -> No
             load_settings(text, str(file))
     except ConfigError as wrong:
         if as_json:
-            click.echo(
-                json.dumps({"file": str(file), "ok": False, "faults": [f.as_dict() for f in wrong.faults]}, indent=2)
-            )
+            echo(json.dumps({"file": str(file), "ok": False, "faults": [f.as_dict() for f in wrong.faults]}, indent=2))
         else:
             for fault in wrong.faults:
-                click.echo(str(fault), err=True)
+                echo(str(fault), err=True)
             count = len(wrong.faults)
-            click.echo(f"{file}: {count} fault{'s' if count != 1 else ''}; nothing of it is used", err=True)
+            echo(f"{file}: {count} fault{'s' if count != 1 else ''}; nothing of it is used", err=True)
         ctx.exit(2)
     if as_json:
-        click.echo(json.dumps({"file": str(file), "kind": kind, "ok": True, "faults": []}, indent=2))
+        echo(json.dumps({"file": str(file), "kind": kind, "ok": True, "faults": []}, indent=2))
     else:
-        click.echo(f"{file}: correct ({kind})")
+        echo(f"{file}: correct ({kind})")
 
 
 @command.command()
@@ -65,7 +64,7 @@ def reference() -> None:
     """
     from llmgw.settings.reference import render
 
-    click.echo(render(), nl=False)
+    echo(render(), nl=False)
 
 
 @command.command()
@@ -73,7 +72,7 @@ def openapi() -> None:
     """Print the OpenAPI document of the admin API; docs/openapi.json is its output."""
     from llmgw.web.openapi import document
 
-    click.echo(json.dumps(document(), indent=2))
+    echo(json.dumps(document(), indent=2))
 
 
 @command.command("link-schema")
@@ -87,4 +86,4 @@ def link_schema() -> None:
     from llmgw.web.schema import wire_schema
 
     tables = {"up": UP, "down": DOWN, "joining": JOINING, "joining-answers": JOIN_ANSWERS}
-    click.echo(json.dumps(wire_schema("llmgw link", PROTOCOL, tables), indent=2))
+    echo(json.dumps(wire_schema("llmgw link", PROTOCOL, tables), indent=2))

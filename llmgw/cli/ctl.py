@@ -17,7 +17,7 @@ from llmgw.cli.ctl_usage import usage
 from llmgw.cli.ctl_why import why
 from llmgw.cli.explain import scaling_line, short_lines
 from llmgw.cli.follow import follow, watching
-from llmgw.cli.terminal import ago, drained_line, echo_json, table
+from llmgw.cli.terminal import ago, drained_line, echo, echo_json, table
 
 _Show = Callable[[dict[str, Any]], None]
 
@@ -112,20 +112,20 @@ def _show_nodes(answer: dict[str, Any]) -> None:
     )
     for node in answer["nodes"]:
         if (drained := node["drained"]) is not None:
-            click.echo(drained_line(node["id"], drained, now))
+            echo(drained_line(node["id"], drained, now))
     for node in answer["nodes"]:
         if reason := node["settings"]["reason"]:
             word = node["settings"]["state"]
-            click.echo(f"{node['id']}: settings of revision {node['settings']['wanted']} {word}: {reason}")
+            echo(f"{node['id']}: settings of revision {node['settings']['wanted']} {word}: {reason}")
         if simulated := node["inventory"]["simulated"]:
-            click.echo(f"{node['id']} is a simulated machine: {simulated}")
+            echo(f"{node['id']} is a simulated machine: {simulated}")
         for device in node["devices"]:
             for fault in device["faults"]:
-                click.echo(f"{node['id']} {device['label']}: {fault['reason']}. {fault['remedy']}".rstrip(". ") + ".")
+                echo(f"{node['id']} {device['label']}: {fault['reason']}. {fault['remedy']}".rstrip(". ") + ".")
         for warning in node["inventory"]["warnings"]:
-            click.echo(f"{node['id']}: {warning['reason']}. {warning['remedy']}".rstrip(". ") + ".")
+            echo(f"{node['id']}: {warning['reason']}. {warning['remedy']}".rstrip(". ") + ".")
     if not answer["nodes"]:
-        click.echo("no node has ever registered; start `llmgw agent` on one")
+        echo("no node has ever registered; start `llmgw agent` on one")
     say_brake(answer)
 
 
@@ -148,12 +148,12 @@ def show_models(models: list[dict[str, Any]], now: float) -> None:
     )
     for model in models:
         if (unplaced := model["unplaced"]) is not None:
-            click.echo(f"\n{model['name']}: {unplaced['running']} of {unplaced['wanted']} placed. {unplaced['reason']}")
+            echo(f"\n{model['name']}: {unplaced['running']} of {unplaced['wanted']} placed. {unplaced['reason']}")
             for line in short_lines(unplaced["candidates"]):
-                click.echo(line)
+                echo(line)
     scaled = [m for m in models if m["scaling"] is not None]
     for at, model in enumerate(scaled):
-        click.echo(("" if at else "\n") + f"{model['name']}: {scaling_line(model['scaling'], now)}")
+        echo(("" if at else "\n") + f"{model['name']}: {scaling_line(model['scaling'], now)}")
 
 
 @command.command()
@@ -215,9 +215,9 @@ def _show_replicas(answer: dict[str, Any]) -> None:
     )
     for replica in answer["replicas"]:
         for warning in replica["warnings"]:
-            click.echo(f"{replica['id']} on {warning}")
+            echo(f"{replica['id']} on {warning}")
         if replica["log_path"] and replica["state"] != "ready":
-            click.echo(f"{replica['id']}: its log is {replica['log_path']} on {replica['nodes'][0]}")
+            echo(f"{replica['id']}: its log is {replica['log_path']} on {replica['nodes'][0]}")
     say_brake(answer)
 
 
@@ -252,20 +252,20 @@ def status(ctx: click.Context, as_json: bool, exit_code: bool, watch: bool) -> N
 def _show_status(answer: dict[str, Any]) -> None:
     now = answer["now"]
     role = "control plane" if answer["control_plane"] else "router only"
-    click.echo(f"llmgw {answer['version']}, {role}, cluster {answer['cluster']}, epoch {answer['epoch']}, "
+    echo(f"llmgw {answer['version']}, {role}, cluster {answer['cluster']}, epoch {answer['epoch']}, "
                f"up {ago(answer['started'], now)}")  # fmt: skip
     router = answer["router"]
-    click.echo(f"router {router['listen']}: {router['state']}, {router['streams']} requests in flight"
+    echo(f"router {router['listen']}: {router['state']}, {router['streams']} requests in flight"
                + (f" ({router['reason']})" if router["reason"] else ""))  # fmt: skip
     for worker in router["workers"] if len(router["workers"]) > 1 else ():
-        click.echo(f"  worker {worker['pid']}: {worker['state']} for {ago(worker['since'], now)}, "
+        echo(f"  worker {worker['pid']}: {worker['state']} for {ago(worker['since'], now)}, "
                    f"{worker['streams']} requests in flight"
                    + (f" ({worker['reason']})" if worker["reason"] else ""))  # fmt: skip
     if router["keys"]:
-        click.echo(f"clients need an API key; {router['active_keys']} are active")
+        echo(f"clients need an API key; {router['active_keys']} are active")
     else:
-        click.echo("THE ROUTER IS OPEN: whoever reaches it may use every model (router.auth: keys closes it)")
+        echo("THE ROUTER IS OPEN: whoever reaches it may use every model (router.auth: keys closes it)")
     counts = ", ".join(f"{count} {state}" for state, count in answer["nodes"].items() if count)
-    click.echo(f"nodes: {counts or 'none'}\n")
+    echo(f"nodes: {counts or 'none'}\n")
     show_models(answer["models"], answer["now"])
-    click.echo("\nhealthy" if answer["healthy"] else "\nnot healthy: " + "; ".join(answer["problems"]))
+    echo("\nhealthy" if answer["healthy"] else "\nnot healthy: " + "; ".join(answer["problems"]))

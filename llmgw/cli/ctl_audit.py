@@ -6,7 +6,7 @@ import click
 
 from llmgw.cli.admin_client import client_of
 from llmgw.cli.ctl_identity import when
-from llmgw.cli.terminal import echo_json, table
+from llmgw.cli.terminal import echo, echo_json, table
 
 _as_json = click.option("--json", "as_json", is_flag=True, help="The admin API's answer as it is.")
 _VERIFY_S = 300.0
@@ -18,7 +18,7 @@ _VERIFY_S = 300.0
 @_as_json
 @click.pass_context
 def audit(ctx: click.Context, limit: int, before: int | None, as_json: bool) -> None:
-    """Who did what, newest first: settings, keys, tokens, nodes, jobs, the brake.
+    """Who did what, newest first: settings, keys, tokens, nodes, CAs, jobs, the brake.
 
     Rows are numbered without gaps and never dropped. Each carries the digest of the one before it, so that a row that
     was changed or removed is found: llmgw ctl audit verify.
@@ -38,7 +38,7 @@ def audit(ctx: click.Context, limit: int, before: int | None, as_json: bool) -> 
         ],
     )
     if not answer["rows"]:
-        click.echo("nothing yet")
+        echo("nothing yet")
 
 
 @audit.command()
@@ -54,8 +54,8 @@ def verify(ctx: click.Context, as_json: bool) -> None:
     if as_json:
         echo_json(answer)
     elif answer["intact"]:
-        click.echo(f"intact: {answer['rows'] or 0} rows" + (f", digest {answer['digest']}" if answer["rows"] else ""))
+        echo(f"intact: {answer['rows'] or 0} rows" + (f", digest {answer['digest']}" if answer["rows"] else ""))
     else:
-        click.echo(f"not intact: {answer['wrong']}")
+        echo(f"not intact: {answer['wrong']}")
     if not answer["intact"]:
         ctx.exit(1)

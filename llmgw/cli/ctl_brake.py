@@ -7,14 +7,14 @@ from typing import Any
 import click
 
 from llmgw.cli.admin_client import client_of
-from llmgw.cli.terminal import ago, echo_json
+from llmgw.cli.terminal import ago, echo, echo_json
 from llmgw.errors import OperatorError
 
 
 def say_brake(answer: dict[str, Any]) -> None:
     """The brake, under whatever else is shown while it is on."""
     if answer.get("brake") is not None:
-        click.echo(f"\n{answer['brake']['reason']}")
+        echo(f"\n{answer['brake']['reason']}")
 
 
 @click.group(invoke_without_command=True)
@@ -33,11 +33,11 @@ def brake(ctx: click.Context, as_json: bool) -> None:
         return
     held = answer["brake"]
     if held is None:
-        click.echo("the brake is off")
+        echo("the brake is off")
         return
-    click.echo(f"{held['reason']}\n\nsilent, the last one for {ago(held['since'], answer['now'])}:")
+    echo(f"{held['reason']}\n\nsilent, the last one for {ago(held['since'], answer['now'])}:")
     for node in held["nodes"]:
-        click.echo(f"  {node}")
+        echo(f"  {node}")
 
 
 @brake.command()
@@ -58,10 +58,10 @@ def release(ctx: click.Context, yes: bool, as_json: bool) -> None:
         some = ", ".join(held["nodes"][:10]) + (" …" if len(held["nodes"]) > 10 else "")
         asked = f"{len(held['nodes'])} of {held['of']} nodes are gone ({some}); replace what ran there?"
         if not click.confirm(asked):
-            click.echo("the brake stays on")
+            echo("the brake stays on")
             ctx.exit(1)
     answer = client.post("brake/release", {"nodes": held["nodes"]})
     if as_json:
         echo_json(answer)
     else:
-        click.echo(f"released: what ran on {', '.join(answer['nodes'])} is placed elsewhere")
+        echo(f"released: what ran on {', '.join(answer['nodes'])} is placed elsewhere")

@@ -15,7 +15,7 @@ import click
 from llmgw.cli.admin_client import AdminClient, Refused, client_of
 from llmgw.cli.ctl import command
 from llmgw.cli.settings_words import say_check, say_diff, say_faults, say_file, say_stale, text_diff
-from llmgw.cli.terminal import ago, echo_json, table
+from llmgw.cli.terminal import ago, echo, echo_json, table
 from llmgw.errors import OperatorError, PeerError
 from llmgw.settings.edit import Set, Unset, edited, get
 from llmgw.settings.faults import ConfigError, dotted
@@ -79,7 +79,8 @@ def show(ctx: click.Context, revision: int | None, as_json: bool) -> None:
     if as_json:
         echo_json(answer)
         return
-    click.echo(answer["text"], nl=not answer["text"].endswith("\n"))
+    # As it is, since people redirect it into a file; YAML has no control characters, so no settings have any.
+    click.echo(answer["text"], nl=not answer["text"].endswith("\n"))  # noqa: TID251
     say_file(answer)
 
 
@@ -96,11 +97,11 @@ def get_(ctx: click.Context, path: str, as_json: bool) -> None:
                    "revision": answer["revision"]})  # fmt: skip
         return
     if isinstance(found.value, dict | list) and found.value:
-        click.echo("\n".join(block(found.value, 0)))
+        echo("\n".join(block(found.value, 0)))
     else:
-        click.echo(found.value if isinstance(found.value, str) else json.dumps(found.value))
+        echo(found.value if isinstance(found.value, str) else json.dumps(found.value))
     if not found.written:
-        click.echo(f"{dotted(found.path)} is not set: this is its default", err=True)
+        echo(f"{dotted(found.path)} is not set: this is its default", err=True)
 
 
 @config.command(name="set")
@@ -141,7 +142,7 @@ def edit(ctx: click.Context, /, **how: Any) -> None:
     while True:
         changed = click.edit(text, extension=".yaml", require_save=True)
         if changed is None or changed == answer["text"]:
-            click.echo("nothing was changed")
+            echo("nothing was changed")
             return
         text = changed
         found = _check(client, text)
@@ -251,7 +252,7 @@ def export(ctx: click.Context, revision: int | None, out: Path | None) -> None:
     """The document and nothing else, byte for byte, for a file of your own."""
     text: str = _settings(client_of(ctx), revision)["text"]
     if out is None:
-        click.echo(text, nl=False)
+        click.echo(text, nl=False)  # noqa: TID251 - byte for byte
     else:
         out.write_bytes(text.encode())
 
@@ -270,7 +271,7 @@ def _keep(text: str) -> None:
     """Somebody wrote this: it is not thrown away."""
     with tempfile.NamedTemporaryFile("w", prefix="llmgw-settings-", suffix=".yaml", delete=False) as file:
         file.write(text)
-    click.echo(f"your text is in {file.name}", err=True)
+    echo(f"your text is in {file.name}", err=True)
 
 
 def _settings(client: AdminClient, revision: int | None) -> dict[str, Any]:
@@ -316,7 +317,7 @@ def _apply(
         if not sys.stdin.isatty():
             raise OperatorError("llmgw ctl config", "nobody can be asked here", "look with --dry-run, then add --yes")
         if not click.confirm(f"change revision {base} to this?", err=quiet):
-            click.echo("nothing was changed", err=quiet)
+            echo("nothing was changed", err=quiet)
             ctx.exit(1)
     try:
         body = {"base": base, "reason": how["reason"]}
@@ -338,4 +339,4 @@ def _apply(
     if quiet:
         echo_json(made)
     else:
-        click.echo(f"revision {made['settings']['revision']} holds")
+        echo(f"revision {made['settings']['revision']} holds")

@@ -11,7 +11,7 @@ import click
 from llmgw.cli import contexts
 from llmgw.cli.completion import context_names
 from llmgw.cli.ctl import _as_json, command
-from llmgw.cli.terminal import echo_json, table
+from llmgw.cli.terminal import echo, echo_json, table
 from llmgw.errors import OperatorError
 
 _FILE = click.Path(path_type=Path, exists=True, dir_okay=False)
@@ -49,7 +49,7 @@ def use(name: str) -> None:
     found = contexts.load()
     found.named(name)
     contexts.save(attrs.evolve(found, current=name))
-    click.echo(f"in use: {name}")
+    echo(f"in use: {name}")
 
 
 @context.command()
@@ -78,7 +78,7 @@ def add(
     made = contexts.Context(address, files[0], token, files[1], files[2], files[3])
     found = contexts.load()
     contexts.save(contexts.Contexts(found.current or name, {**found.contexts, name: made}))
-    click.echo(f"added: {name}")
+    echo(f"added: {name}")
 
 
 @context.command()
@@ -89,7 +89,7 @@ def remove(name: str) -> None:
     found.named(name)
     rest = {n: c for n, c in found.contexts.items() if n != name}
     contexts.save(contexts.Contexts("" if found.current == name else found.current, rest))
-    click.echo(f"removed: {name}")
+    echo(f"removed: {name}")
 
 
 @context.command()
@@ -107,4 +107,4 @@ def show(name: str | None, as_json: bool) -> None:
         return
     for key, value in {"name": name, **one}.items():
         if value:
-            click.echo(f"{key}: {value}")
+            echo(f"{key}: {value}")

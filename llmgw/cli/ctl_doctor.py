@@ -11,6 +11,7 @@ from attrs import evolve
 
 from llmgw.cli.admin_client import client_of
 from llmgw.cli.doctor import _COLOURS
+from llmgw.cli.terminal import echo
 from llmgw.errors import OperatorError
 
 _ANSWER_S = 60.0
@@ -49,7 +50,7 @@ def doctor(
             raise OperatorError(name, "is no check, and none begins so", "all of them are in docs/doctor.md")
     checks = chosen(CHECKS, only, skip)
     if not as_json:
-        click.echo("reading; this takes up to half a minute", err=True)
+        echo("reading; this takes up to half a minute", err=True)
     answer: dict[str, Any] = client_of(ctx).post("doctor", {"nodes": list(nodes)}, _ANSWER_S)
     codes = {1} if nodes and answer["failed"] else {0}
     shown: dict[str, Any] = {}
@@ -63,21 +64,21 @@ def doctor(
                 document = evolve(document, redacted=True, facts=redacted(document.facts, key))
             shown[node] = document_json(document, checks)
             continue
-        click.secho(f"\n{node}", bold=True)
+        echo(f"\n{node}", bold=True)
         for line in lines(document.facts, verdicts, unknown=unknown):
-            click.secho(f"  {line.text}", fg=_COLOURS.get(line.severity.value) if line.severity else None)
+            echo(f"  {line.text}", fg=_COLOURS.get(line.severity.value) if line.severity else None)
     unequal = answer["unequal"]
     if as_json:
-        click.echo(json.dumps({"nodes": shown, "failed": answer["failed"], "unequal": unequal}, indent=2))
+        echo(json.dumps({"nodes": shown, "failed": answer["failed"], "unequal": unequal}, indent=2))
     else:
         if unequal:
-            click.secho("\nSiblings that are not alike", bold=True)
+            echo("\nSiblings that are not alike", bold=True)
         for found in unequal:
-            click.secho(f"  warn    {found['text']}", fg="yellow")
+            echo(f"  warn    {found['text']}", fg="yellow")
         for node, why in sorted(answer["failed"].items()):
-            click.echo(f"\n{node} {why}")
+            echo(f"\n{node} {why}")
         if not answer["nodes"] and not answer["failed"]:
-            click.echo("no node has ever registered; start `llmgw agent` on one")
+            echo("no node has ever registered; start `llmgw agent` on one")
     if unequal and strict:
         codes.add(3)
     ctx.exit(1 if 1 in codes else max(codes))

@@ -9,7 +9,7 @@ import click
 
 from llmgw.cli.admin_client import client_of
 from llmgw.cli.ctl import _as_json, command
-from llmgw.cli.terminal import ago, echo_json, table
+from llmgw.cli.terminal import ago, echo, echo_json, table
 
 _UNITS = {"": 1, "s": 1, "m": 60, "h": 3600, "d": 86400}
 
@@ -48,9 +48,9 @@ def create(ctx: click.Context, node: str, ttl: float, as_json: bool) -> None:
     if as_json:
         echo_json(answer)
         return
-    click.echo(answer["token"])
-    click.echo(f"for node {answer['node']}, until {when(answer['expires'])}, once; on the node:", err=True)
-    click.echo("  llmgw agent join TOKEN --server HOST:PORT", err=True)
+    echo(answer["token"])
+    echo(f"for node {answer['node']}, until {when(answer['expires'])}, once; on the node:", err=True)
+    echo("  llmgw agent join TOKEN --server HOST:PORT", err=True)
 
 
 @token.command("list")
@@ -71,7 +71,7 @@ def list_tokens(ctx: click.Context, as_json: bool) -> None:
         state_column=2,
     )
     if not answer["tokens"]:
-        click.echo("no token was ever made; see llmgw ctl token create")
+        echo("no token was ever made; see llmgw ctl token create")
 
 
 @token.command("revoke")
@@ -81,7 +81,7 @@ def revoke(ctx: click.Context, token_id: str) -> None:
     """Revoke a token by its id before it is used. A node that has joined is kept out with `llmgw ctl deny`."""
     name = token_id.removeprefix("llmgw_join_").partition(".")[0]
     client_of(ctx).post(f"tokens/{name}/revoke", {})
-    click.echo(f"revoked: {name}")
+    echo(f"revoked: {name}")
 
 
 @command.group()
@@ -100,7 +100,7 @@ def _deny(kind: str, what: str) -> click.Command:
     def work(ctx: click.Context, value: str, reason: str) -> None:
         answer = client_of(ctx).post("deny", {"kind": kind, "value": value, "reason": reason})
         (row,) = answer["denied"]
-        click.echo(f"denied: {row['kind']} {row['value']}")
+        echo(f"denied: {row['kind']} {row['value']}")
 
     return click.command(kind, help=what)(work)
 
@@ -127,7 +127,7 @@ def list_denied(ctx: click.Context, as_json: bool) -> None:
         [[d["kind"], d["value"], when(d["at"]), d["reason"], d["by"]] for d in answer["denied"]],
     )
     if not answer["denied"]:
-        click.echo("nobody is denied")
+        echo("nobody is denied")
 
 
 @deny.command("lift")
@@ -137,7 +137,7 @@ def list_denied(ctx: click.Context, as_json: bool) -> None:
 def lift(ctx: click.Context, kind: str, value: str) -> None:
     """Let somebody in again."""
     client_of(ctx).post("deny/lift", {"kind": kind, "value": value})
-    click.echo(f"lifted: {kind} {value}")
+    echo(f"lifted: {kind} {value}")
 
 
 @command.command()
@@ -161,7 +161,7 @@ def identities(ctx: click.Context, events: int | None, as_json: bool) -> None:
             [[when(e["at"]), e["kind"], e["node"], e["by"], e["detail"]] for e in answer["events"]],
         )
         if not answer["events"]:
-            click.echo("nothing yet")
+            echo("nothing yet")
         return
     answer = client_of(ctx).get("identities")
     if as_json:
@@ -169,12 +169,12 @@ def identities(ctx: click.Context, events: int | None, as_json: bool) -> None:
         return
     for ca in answer["cas"]:
         roles = [word for word, has in (("issues", ca["issuing"]), ("ours is from it", ca["ours"])) if has]
-        click.echo(f"CA {ca['subject']}  SHA-256 {ca['sha256']}  until {when(ca['not_after'])[:10]}"
+        echo(f"CA {ca['subject']}  SHA-256 {ca['sha256']}  until {when(ca['not_after'])[:10]}"
                    + (f"  ({', '.join(roles)})" if roles else ""))  # fmt: skip
         for title, nodes in (("not trusted yet by", ca["lacking"]), ("still needed by", ca["needing"])):
             if nodes and len(answer["cas"]) > 1:
-                click.echo(f"  {title} " + "; ".join(f"{n['node']}: {n['reason']}" for n in nodes))
-    click.echo()
+                echo(f"  {title} " + "; ".join(f"{n['node']}: {n['reason']}" for n in nodes))
+    echo()
     table(
         ["NODE", "SERIAL", "ENDS", "KEY (SHA-256)", "SAID"],
         [
@@ -183,4 +183,4 @@ def identities(ctx: click.Context, events: int | None, as_json: bool) -> None:
         ],
     )
     if not answer["nodes"]:
-        click.echo("no node has ever connected")
+        echo("no node has ever connected")

@@ -12,7 +12,7 @@ from llmgw.cli.admin_client import client_of
 from llmgw.cli.completion import names
 from llmgw.cli.ctl import _as_json, command
 from llmgw.cli.follow import follow, watching
-from llmgw.cli.terminal import ago, echo_json, table
+from llmgw.cli.terminal import ago, echo, echo_json, table
 from llmgw.settings.catalog import EngineKind
 from llmgw.store.files import read_text
 
@@ -32,9 +32,9 @@ def _show(answer: dict[str, Any], as_json: bool) -> None:
     )
     for job in answer["jobs"]:
         if job["remedy"]:
-            click.echo(f"{job['id']}: {job['remedy']}")
+            echo(f"{job['id']}: {job['remedy']}")
     if not answer["jobs"]:
-        click.echo("no job was ever begun; see llmgw ctl fetch and llmgw ctl install")
+        echo("no job was ever begun; see llmgw ctl fetch and llmgw ctl install")
 
 
 @command.command()
@@ -59,9 +59,9 @@ def jobs(ctx: click.Context, job: str | None, cancel: bool, as_json: bool, watch
     if not as_json:
         (found,) = answer["jobs"]
         for step in found["steps"]:
-            click.echo(f"  {time.strftime('%H:%M:%S', time.localtime(step['since']))} {step['name']}")
+            echo(f"  {time.strftime('%H:%M:%S', time.localtime(step['since']))} {step['name']}")
         for key, value in found["result"].items():
-            click.echo(f"  {key}: {value}")
+            echo(f"  {key}: {value}")
 
 
 @command.command()

@@ -12,7 +12,7 @@ from urllib.parse import quote
 import click
 
 from llmgw.cli.admin_client import client_of
-from llmgw.cli.terminal import ago, echo_json, table
+from llmgw.cli.terminal import ago, echo, echo_json, table
 from llmgw.errors import OperatorError
 from llmgw.settings.keys import Period
 
@@ -136,12 +136,12 @@ def _done(answer: dict[str, Any], as_json: bool, what: str) -> None:
         return
     _show([answer["key"]])
     if "token" in answer:
-        click.echo("\nThe token, which is shown this once and kept nowhere:\n")
-        click.echo(f"  {answer['token']}\n")
+        echo("\nThe token, which is shown this once and kept nowhere:\n")
+        echo(f"  {answer['token']}\n")
     if answer["in_force"]:
-        click.echo(f"{what}; it holds on the router now")
+        echo(f"{what}; it holds on the router now")
     else:
-        click.echo(f"{what}, but no router has confirmed it: it holds on each as soon as the control plane reaches it")
+        echo(f"{what}, but no router has confirmed it: it holds on each as soon as the control plane reaches it")
 
 
 @click.group()
@@ -185,9 +185,9 @@ def list_(ctx: click.Context, owner: str | None, every: bool, as_json: bool) -> 
         return
     _show(shown)
     if hidden := len(answer["keys"]) - len(shown):
-        click.echo(f"{hidden} more are not shown; see --all" if owner is None else f"{hidden} others")
+        echo(f"{hidden} more are not shown; see --all" if owner is None else f"{hidden} others")
     if not answer["keys"]:
-        click.echo("there is no key; see llmgw ctl keys create --help")
+        echo("there is no key; see llmgw ctl keys create --help")
 
 
 @keys.command()
@@ -202,13 +202,13 @@ def show(ctx: click.Context, key: str, as_json: bool) -> None:
         return
     _show([answer["key"]])
     if answer["key"]["tags"]:
-        click.echo(f"tags: {', '.join(answer['key']['tags'])}")
+        echo(f"tags: {', '.join(answer['key']['tags'])}")
     if answer["key"]["old_secret_until"] is not None:
-        click.echo(f"its old secret is good for another {answer['key']['old_secret_until'] - time.time():.0f} s")
-    click.echo()
+        echo(f"its old secret is good for another {answer['key']['old_secret_until'] - time.time():.0f} s")
+    echo()
     for event in answer["events"]:
         at = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(event["at"]))
-        click.echo(f"{at}  {event['action']} by {event['by']}" + (f": {event['detail']}" if event["detail"] else ""))
+        echo(f"{at}  {event['action']} by {event['by']}" + (f": {event['detail']}" if event["detail"] else ""))
 
 
 @keys.command(name="set")

@@ -12,7 +12,7 @@ from llmgw.cli.admin_client import AdminClient, client_of
 from llmgw.cli.completion import names
 from llmgw.cli.ctl import _as_json, command
 from llmgw.cli.explain import short_lines
-from llmgw.cli.terminal import echo_json
+from llmgw.cli.terminal import echo, echo_json
 
 _POLL_S = 1.0
 _SAME = 5
@@ -54,7 +54,7 @@ def drain(
     client = client_of(ctx)
     answer = client.post(f"nodes/{quote(name, safe='')}/drain", {"reason": reason, "force": force})
     if not as_json:
-        click.echo(f"drained: {name}")
+        echo(f"drained: {name}")
         say_effect(answer)
     if wait:
         answer |= {"drained": _wait(client, name, timeout, quiet=as_json)}
@@ -73,15 +73,15 @@ def _wait(client: AdminClient, name: str, timeout: float | None, *, quiet: bool)
         drained = next((n["drained"] for n in nodes if n["id"] == name), None)
         if drained is None or drained["empty"]:
             if not quiet:
-                click.echo(f"{name} is no longer drained" if drained is None else f"{name} is empty")
+                echo(f"{name} is no longer drained" if drained is None else f"{name} is empty")
             return drained
         same = 0 if drained["leaving"] else same + 1
         if not quiet and drained["next"] != said:
             said = drained["next"]
-            click.echo(f"  {said}")
+            echo(f"  {said}")
         if same >= _SAME or (ends is not None and time.monotonic() >= ends):
             if not quiet:
-                click.echo(f"{name} is not empty; why: llmgw ctl models, or llmgw ctl why {name}")
+                echo(f"{name} is not empty; why: llmgw ctl models, or llmgw ctl why {name}")
             return drained
         time.sleep(_POLL_S)
 
@@ -97,7 +97,7 @@ def undrain(ctx: click.Context, name: str, reason: str, as_json: bool) -> None:
     if as_json:
         echo_json(answer)
     else:
-        click.echo(f"undrained: {name}" if answer["undrained"] else f"{name} was not drained")
+        echo(f"undrained: {name}" if answer["undrained"] else f"{name} was not drained")
 
 
 @node.command()
@@ -117,14 +117,14 @@ def forget(ctx: click.Context, name: str, yes: bool, as_json: bool) -> None:
     if as_json:
         echo_json(answer)
     else:
-        click.echo(f"forgotten: {name}")
+        echo(f"forgotten: {name}")
 
 
 def say_effect(answer: dict[str, Any]) -> None:
     """What follows, replica by replica, and why what has no place has none."""
     for fate in answer["replicas"]:
-        click.echo(f"  {fate['replica']} {fate['word']}: {fate['reason']}")
+        echo(f"  {fate['replica']} {fate['word']}: {fate['reason']}")
     for item in answer["unplaced"]:
-        click.echo(f"\n{item['model']}: {item['running']} of {item['wanted']} placed. {item['reason']}")
+        echo(f"\n{item['model']}: {item['running']} of {item['wanted']} placed. {item['reason']}")
         for line in short_lines(item["candidates"]):
-            click.echo(line)
+            echo(line)

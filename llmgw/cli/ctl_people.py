@@ -7,7 +7,7 @@ import click
 from llmgw.cli.admin_client import client_of
 from llmgw.cli.ctl import _as_json, command
 from llmgw.cli.ctl_identity import seconds, when
-from llmgw.cli.terminal import echo_json, table
+from llmgw.cli.terminal import echo, echo_json, table
 
 
 @command.group("admin-token")
@@ -28,8 +28,8 @@ def create(ctx: click.Context, name: str, role: str, ttl: float, as_json: bool) 
     if as_json:
         echo_json(answer)
         return
-    click.echo(answer["token"])
-    click.echo(f"{answer['role']} {answer['name']}, until {when(answer['expires'])}, id {answer['id']}", err=True)
+    echo(answer["token"])
+    echo(f"{answer['role']} {answer['name']}, until {when(answer['expires'])}, id {answer['id']}", err=True)
 
 
 @admin_token.command("list")
@@ -57,7 +57,7 @@ def list_tokens(ctx: click.Context, as_json: bool) -> None:
 def revoke(ctx: click.Context, token_id: str) -> None:
     """Revoke a token by its id. Whoever watches with it is cut off within ten seconds."""
     answer = client_of(ctx).post(f"admin-tokens/{token_id.removeprefix('llmgw_admin_').partition('.')[0]}/revoke", {})
-    click.echo(f"revoked: {answer['name']}")
+    echo(f"revoked: {answer['name']}")
 
 
 @command.command()
@@ -69,4 +69,4 @@ def whoami(ctx: click.Context, as_json: bool) -> None:
     if as_json:
         echo_json(answer)
     else:
-        click.echo(f"{answer['name']}, {answer['role']}")
+        echo(f"{answer['name']}, {answer['role']}")

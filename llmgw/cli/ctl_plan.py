@@ -11,7 +11,7 @@ import click
 from llmgw.cli.admin_client import client_of
 from llmgw.cli.completion import names
 from llmgw.cli.explain import short_lines
-from llmgw.cli.terminal import echo_json, few, table
+from llmgw.cli.terminal import echo, echo_json, few, table
 from llmgw.settings.load import load_settings
 from llmgw.store.files import read_text
 
@@ -71,47 +71,45 @@ def plan(
 
 def _show(answer: dict[str, Any], asked: str | None) -> None:
     if answer["brake"]:
-        click.echo(f"{answer['brake']}\n")
+        echo(f"{answer['brake']}\n")
     if answer["asked"]["settings"]:
         for line in answer["differences"] or ["the settings do not differ"]:
-            click.echo(line)
-        click.echo()
+            echo(line)
+        echo()
     show_moves(answer["steps"])
     concerned = [m for m in answer["models"] if _differs(m) or m["name"] == asked or m["name"] in answer["lacking"]]
     if concerned:
-        click.echo()
+        echo()
         table(["MODEL", "CHANGE", "WANTED", "PLACED", "ON"], [_model(m) for m in concerned])
-    click.echo()
+    echo()
     table(
         ["DEVICE CLASS", "DEVICES", "USED NOW", "USED THEN", "FREE THEN"],
         [[c["device_class"], *(str(c[k]) for k in ("total", "before", "after", "free"))] for c in answer["classes"]],
     )
     for told in answer["elsewhere"]:
         if told["candidates"]:
-            click.echo(f"\n{told['model']}, profile {told['profile']}, on {few(told['nodes'])}; why not elsewhere:")
+            echo(f"\n{told['model']}, profile {told['profile']}, on {few(told['nodes'])}; why not elsewhere:")
             for line in short_lines(told["candidates"]):
-                click.echo(line)
+                echo(line)
     for item in answer["unplaced"]:
         anyway = " (today as well)" if item["anyway"] else ""
-        click.echo(f"\n{item['model']}{anyway}: {item['running']} of {item['wanted']} placed. {item['reason']}")
+        echo(f"\n{item['model']}{anyway}: {item['running']} of {item['wanted']} placed. {item['reason']}")
         for line in short_lines(item["candidates"]):
-            click.echo(line)
+            echo(line)
     for note in answer["notes"]:
-        click.echo(f"\n{note}")
-    click.echo(
-        "\neverything has a place" if answer["fits"] else f"\nno place for all of {', '.join(answer['lacking'])}"
-    )
+        echo(f"\n{note}")
+    echo("\neverything has a place" if answer["fits"] else f"\nno place for all of {', '.join(answer['lacking'])}")
 
 
 def show_moves(steps: list[dict[str, Any]]) -> None:
     """What a plan's passes would do, as a table."""
     if not steps:
-        click.echo("nothing is placed, stopped or moved")
+        echo("nothing is placed, stopped or moved")
         return
     rows = [row for step in steps for row in _step(step)]
     table(["WHEN", "WHAT", "REPLICA", "WHERE", "WHY"], rows[:_MOST_MOVES])
     if len(rows) > _MOST_MOVES:
-        click.echo(f"… and {len(rows) - _MOST_MOVES} more, see --json")
+        echo(f"… and {len(rows) - _MOST_MOVES} more, see --json")
 
 
 def _step(step: dict[str, Any]) -> Iterator[list[str]]:

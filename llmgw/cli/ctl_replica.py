@@ -11,9 +11,8 @@ from llmgw.cli.admin_client import client_of
 from llmgw.cli.completion import names
 from llmgw.cli.ctl import _as_json, command
 from llmgw.cli.ctl_node import say_effect
-from llmgw.cli.terminal import echo_json
+from llmgw.cli.terminal import echo, echo_json
 from llmgw.errors import OperatorError
-from llmgw.link.plain import plain
 
 
 @command.group()
@@ -87,13 +86,13 @@ def logs(ctx: click.Context, name: str, rank: int, lines: int, follow: bool, pre
     read = 0
     for said in client_of(ctx).lines(f"replicas/{quote(name, safe='')}/logs?{asked}"):
         if as_json:
-            click.echo(json.dumps(said))
+            echo(json.dumps(said))
         elif said.get("skipped"):
-            click.echo(f"… about {said['skipped']} bytes are left out", err=True)
+            echo(f"… about {said['skipped']} bytes are left out", err=True)
         for line in said.get("lines", ()) if not as_json else ():
-            click.echo(plain(line))
+            echo(line)
         read += len(said.get("lines", ()))
         if (end := said.get("end")) and not read:
             raise OperatorError(f"replica {name}", end)
         if end and not as_json:
-            click.echo(end, err=True)
+            echo(end, err=True)

@@ -10,7 +10,7 @@ import click
 
 from llmgw.cli.admin_client import client_of
 from llmgw.cli.ctl_keys import seconds
-from llmgw.cli.terminal import echo_json, table
+from llmgw.cli.terminal import echo, echo_json, table
 
 
 def _day(text: str) -> str:
@@ -59,4 +59,4 @@ def usage(
             for r in answer["usage"]
         ],
     )  # fmt: skip
-    click.echo(f"\n{answer['since']} to {answer['until']} (UTC)" + ("" if answer["usage"] else ": nothing was used"))
+    echo(f"\n{answer['since']} to {answer['until']} (UTC)" + ("" if answer["usage"] else ": nothing was used"))

@@ -10,7 +10,7 @@ import click
 from llmgw.cli.admin_client import client_of
 from llmgw.cli.completion import names
 from llmgw.cli.explain import scaling_line, short_lines
-from llmgw.cli.terminal import ago, drained_line, echo_json, few, table
+from llmgw.cli.terminal import ago, drained_line, echo, echo_json, few, table
 
 
 @click.command()
@@ -33,7 +33,7 @@ def why(ctx: click.Context, name: str, limit: int, as_json: bool) -> None:
         return
     now = answer["now"]
     if answer["gone"]:
-        click.echo(f"{answer['gone']} {name} is gone; what was decided about it:")
+        echo(f"{answer['gone']} {name} is gone; what was decided about it:")
     if (adapter := answer["adapter"]) is not None:
         _adapter(adapter)
     if (model := answer["model"]) is not None:
@@ -43,11 +43,11 @@ def why(ctx: click.Context, name: str, limit: int, as_json: bool) -> None:
     if (node := answer["node"]) is not None:
         _node(node, now)
     if answer["brake"] is not None:
-        click.echo(f"\n{answer['brake']['reason']}")
+        echo(f"\n{answer['brake']['reason']}")
     if not answer["decisions"]:
-        click.echo("\nno decision is stored about it")
+        echo("\nno decision is stored about it")
         return
-    click.echo()
+    echo()
     table(
         ["AGO", "DECISION", "REPLICA", "NODE", "WHY"],
         [
@@ -60,54 +60,54 @@ def why(ctx: click.Context, name: str, limit: int, as_json: bool) -> None:
 def _head(kind: str, thing: dict[str, Any], now: float) -> None:
     name = thing.get("id") or thing["name"]
     since = f" for {ago(thing['since'], now)}" if thing["since"] is not None else ""
-    click.echo(f"{kind} {name}: {thing['state']}{since}: {thing['reason']}")
+    echo(f"{kind} {name}: {thing['state']}{since}: {thing['reason']}")
     if thing["next"]:
-        click.echo(f"  next: {thing['next']}")
+        echo(f"  next: {thing['next']}")
 
 
 def _adapter(adapter: dict[str, Any]) -> None:
-    click.echo(f"adapter {adapter['name']} of model {adapter['model']}: {adapter['state']}, its users are told that it "
+    echo(f"adapter {adapter['name']} of model {adapter['model']}: {adapter['state']}, its users are told that it "
                f"{adapter['public']}")  # fmt: skip
-    click.echo(f"  replicas that were started with it: {', '.join(adapter['replicas']) or 'none'}")
+    echo(f"  replicas that were started with it: {', '.join(adapter['replicas']) or 'none'}")
     if adapter["without"]:
-        click.echo(f"  replicas without it: {', '.join(adapter['without'])}")
+        echo(f"  replicas without it: {', '.join(adapter['without'])}")
     if adapter["profiles_without"]:
-        click.echo(f"  profiles without it: {', '.join(adapter['profiles_without'])}")
+        echo(f"  profiles without it: {', '.join(adapter['profiles_without'])}")
 
 
 def _model(model: dict[str, Any], now: float) -> None:
     _head("model", model, now)
     if model["ready"] is not None:
-        click.echo(f"  {model['ready']} of {model['wanted']} ready; its users are told that it {model['public']}")
+        echo(f"  {model['ready']} of {model['wanted']} ready; its users are told that it {model['public']}")
     if (scaling := model["scaling"]) is not None:
-        click.echo(f"  {scaling_line(scaling, now)}")
+        echo(f"  {scaling_line(scaling, now)}")
     for url in model["endpoints"]:
-        click.echo(f"  {url}")
+        echo(f"  {url}")
     for replica in model["replicas"]:
         where = f"{', '.join(replica['nodes'])}: {', '.join(replica['devices'])}"
-        click.echo(f"  {replica['id']} {replica['state']} with profile {replica['profile']} on {where}")
+        echo(f"  {replica['id']} {replica['state']} with profile {replica['profile']} on {where}")
     for change in model["changes"]:
-        click.echo(f"  {change}")
+        echo(f"  {change}")
     if (unplaced := model["unplaced"]) is not None:
-        click.echo(f"  {unplaced['wanted'] - unplaced['running']} without a place: {unplaced['reason']}")
+        echo(f"  {unplaced['wanted'] - unplaced['running']} without a place: {unplaced['reason']}")
         for line in short_lines(unplaced["candidates"]):
-            click.echo(f"  {line}")
+            echo(f"  {line}")
 
 
 def _replica(replica: dict[str, Any], now: float) -> None:
     _head("replica", replica, now)
     fabric = f" over fabric {replica['fabric']}" if replica["fabric"] else ""
-    click.echo(f"  of model {replica['model']}, profile {replica['profile']}{fabric}, start {replica['generation']}")
+    echo(f"  of model {replica['model']}, profile {replica['profile']}{fabric}, start {replica['generation']}")
     for shard in replica["shards"]:
         where = f"{shard['node']}: {', '.join(shard['devices'])}"
         pid = f", pid {shard['pid']}" if shard["pid"] else ""
-        click.echo(f"  {shard['shard']} on {where}: {shard['state'] or 'placed'}{pid}: {shard['reason']}")
+        echo(f"  {shard['shard']} on {where}: {shard['state'] or 'placed'}{pid}: {shard['reason']}")
         if shard.get("remedy"):
-            click.echo(f"    {shard['remedy']}")
+            echo(f"    {shard['remedy']}")
     for warning in replica["warnings"]:
-        click.echo(f"  {warning}")
+        echo(f"  {warning}")
     if replica["log_path"]:
-        click.echo(f"  its log is {replica['log_path']} on {replica['nodes'][0]}")
+        echo(f"  its log is {replica['log_path']} on {replica['nodes'][0]}")
 
 
 def _node(node: dict[str, Any], now: float) -> None:
@@ -115,8 +115,8 @@ def _node(node: dict[str, Any], now: float) -> None:
     labels = ", ".join(f"{k}={v}" for k, v in node["labels"].items()) or "none"
     engines = ", ".join(node["engines"]) or "none"
     if (drained := node["drained"]) is not None:
-        click.echo(f"  {drained_line(node['id'], drained, now)}")
-    click.echo(f"  labels: {labels}; taints: {', '.join(node['taints']) or 'none'}; engines: {engines}")
+        echo(f"  {drained_line(node['id'], drained, now)}")
+    echo(f"  labels: {labels}; taints: {', '.join(node['taints']) or 'none'}; engines: {engines}")
     silent = "" if node["state"] == "connected" else f"not given out: the node is {node['state']}"
     if not silent and node["drained"] is not None:
         silent = "not given out: the node is drained"
@@ -125,4 +125,4 @@ def _node(node: dict[str, Any], now: float) -> None:
         faults = "; ".join(f["reason"] for f in device["faults"])
         other = device["unusable"] or "" if not holder and not faults else ""
         state = "; ".join(part for part in (holder, faults, other or (silent if not holder else "")) if part) or "free"
-        click.echo(f"  {device['label']} {device['device_class']}: {state}")
+        echo(f"  {device['label']} {device['device_class']}: {state}")

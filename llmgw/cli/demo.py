@@ -14,6 +14,7 @@ import click
 
 from llmgw.cli.demo_files import Demo, DemoEngine, find_engine, prepare, remove
 from llmgw.cli.demo_run import DemoRun, interruptible
+from llmgw.cli.terminal import echo
 from llmgw.web.auth import TOKEN_FILE, read_token
 
 
@@ -35,7 +36,7 @@ def command(check: bool, engine: str | None, folder: Path | None, port: int | No
     began = time.monotonic()
 
     def say(subject: str, text: str) -> None:
-        click.echo(f"{time.monotonic() - began:5.1f} s  {subject:<9}  {text}")
+        echo(f"{time.monotonic() - began:5.1f} s  {subject:<9}  {text}")
 
     chosen = find_engine(engine)
     with _folder(folder) as place, interruptible():
@@ -88,7 +89,7 @@ def _show_addresses(demo: Demo) -> None:
     url = f"http://127.0.0.1:{demo.router_port}"
     admin = f"http://127.0.0.1:{demo.admin_port}"
     body = f'{{"model": "{demo.models[0]}", "stream": true, "messages": [{{"role": "user", "content": "Hello"}}]}}'
-    click.echo(f"""
+    echo(f"""
   Try it:
     curl -N {url}/v1/chat/completions -H 'content-type: application/json' -d '{body}'
 

@@ -15,6 +15,7 @@ from attrs import evolve
 
 from llmgw import __version__
 from llmgw.cli.files import agent_in_force
+from llmgw.cli.terminal import echo
 from llmgw.errors import OperatorError
 from llmgw.settings.daemon import Discovery
 
@@ -66,7 +67,7 @@ def command(
     from llmgw.doctor.verdict import chosen, judge
 
     if schema:
-        click.echo(json.dumps(document_schema(), indent=2))
+        echo(json.dumps(document_schema(), indent=2))
         return
     for name in (*only, *skip, *((explain,) if explain else ())):
         if not chosen(CHECKS, (name,), ()):
@@ -74,26 +75,26 @@ def command(
     checks = chosen(CHECKS, only, skip)
     if explain is not None:
         for check in chosen(CHECKS, (explain,), ()):
-            click.echo("\n".join(explained(check)))
+            echo("\n".join(explained(check)))
         return
     if diff is not None:
-        click.echo("\n".join(difference(_load(diff[0]), _load(diff[1]), checks)) or "no difference")
+        echo("\n".join(difference(_load(diff[0]), _load(diff[1]), checks)) or "no difference")
         return
     if source is None and not only and (config := _config(path, root)) is not None:
         # What somebody asks for by name is checked, whatever the settings leave out.
         checks = chosen(checks, (), config.doctor.skip)
         if config.doctor.skip and not as_json:
-            click.echo(f"left out, as agent.yaml or the settings say: {', '.join(config.doctor.skip)}")
+            echo(f"left out, as agent.yaml or the settings say: {', '.join(config.doctor.skip)}")
         for name in config.doctor.skip:
             if not chosen(CHECKS, (name,), ()):
-                click.echo(f"doctor.skip: {name} is no check, and none begins so; see docs/doctor.md", err=True)
+                echo(f"doctor.skip: {name} is no check, and none begins so; see docs/doctor.md", err=True)
     document = _load(source) if source is not None else _read(path, root, run_programs=run_programs or root is None)
     if as_json:
         _print(document, checks, keep=no_redact, live=source is None and root is None)
     verdicts = judge(document.facts, checks)
     if not as_json:
         for line in lines(document.facts, verdicts, unknown=unknown):
-            click.secho(line.text, fg=_COLOURS.get(line.severity.value) if line.severity else None)
+            echo(line.text, fg=_COLOURS.get(line.severity.value) if line.severity else None)
     ctx.exit(exit_code(verdicts, strict=strict))
 
 
@@ -143,7 +144,7 @@ def _print(document: Document, checks: Sequence[Check], *, keep: bool, live: boo
     if not keep and not document.redacted:
         key = _key(document.facts, live=live)
         document = evolve(document, redacted=True, facts=redacted(document.facts, key))
-    click.echo(json.dumps(as_json(document, checks), indent=2))
+    echo(json.dumps(as_json(document, checks), indent=2))
 
 
 def _key(facts: Facts, *, live: bool) -> bytes:
@@ -200,7 +201,7 @@ async def _patiently(asker: Any) -> Facts:
 
     async def say() -> None:
         await trio.sleep(_PATIENCE_S)
-        click.echo(f"still reading; what hangs is left behind after {asker.config.timeout_s:g} s", err=True)
+        echo(f"still reading; what hangs is left behind after {asker.config.timeout_s:g} s", err=True)
 
     async with trio.open_nursery() as nursery:
         nursery.start_soon(say)

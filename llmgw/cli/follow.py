@@ -11,6 +11,7 @@ from typing import Any
 import click
 
 from llmgw.cli.admin_client import AdminClient
+from llmgw.cli.terminal import echo
 from llmgw.errors import OperatorError
 from llmgw.web.changes import applied
 
@@ -55,7 +56,7 @@ async def _follow(
                     told = json.loads(await socket.get_message())
                     wait = _FIRST_S
                     if as_json:
-                        click.echo(json.dumps(told))
+                        echo(json.dumps(told))
                         continue
                     picture = told if told["type"] == "snapshot" else applied(picture, told, _DECISIONS)
                     _draw({**picture, "now": told["now"]}, show)
@@ -67,16 +68,16 @@ async def _follow(
             reason = (closed.reason.reason if closed.reason else None) or reason
         except (HandshakeError, OSError, trio.BrokenResourceError) as failed:
             reason = str(failed) or type(failed).__name__
-        click.echo(f"{client.name}: {reason}; trying again in {wait:g} s", err=True)
+        echo(f"{client.name}: {reason}; trying again in {wait:g} s", err=True)
         await trio.sleep(wait)
         wait = min(_LONGEST_S, 2 * wait)
 
 
 def _draw(picture: dict[str, Any], show: Callable[[dict[str, Any]], None]) -> None:
     if sys.stdout.isatty():
-        click.echo(_CLEAR, nl=False)
+        click.echo(_CLEAR, nl=False)  # noqa: TID251
     else:
-        click.echo(f"--- {time.strftime('%H:%M:%S', time.localtime(picture['now']))}")
+        echo(f"--- {time.strftime('%H:%M:%S', time.localtime(picture['now']))}")
     show(picture)
 
 

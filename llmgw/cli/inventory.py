@@ -4,9 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-import click
-
-from llmgw.cli.terminal import table
+from llmgw.cli.terminal import echo, table
 from llmgw.hardware.health import stranger
 from llmgw.hardware.inventory import Adapter, Device, Fabric, Fault, Inventory, Relation
 
@@ -65,7 +63,7 @@ def _kind(adapter: Adapter) -> str:
 
 def _faults(faults: tuple[Fault, ...], indent: str = "  ") -> None:
     for fault in faults:
-        click.echo(f"{indent}{fault.code}: {fault.reason}" + (f"\n{indent}  {fault.remedy}" if fault.remedy else ""))
+        echo(f"{indent}{fault.code}: {fault.reason}" + (f"\n{indent}  {fault.remedy}" if fault.remedy else ""))
 
 
 def _fabric(fabric: Fabric) -> None:
@@ -73,7 +71,7 @@ def _fabric(fabric: Fabric) -> None:
         f"{p.adapter}:{p.port}" + (f" (GID {p.gid.index}, {p.gid.address})" if p.gid is not None else "")
         for p in fabric.ports
     )
-    click.echo(f"  {fabric.label} ({fabric.kind.value}): {ports or 'no port'}")
+    echo(f"  {fabric.label} ({fabric.kind.value}): {ports or 'no port'}")
     _faults(fabric.faults, "    ")
 
 
@@ -87,14 +85,14 @@ def show_inventory(inventory: Inventory, shards: Mapping[str, str]) -> None:
     """Print what the node has, what is wrong with it, and how it was read. ``shards`` run on devices, by UUID."""
     host = inventory.host
     if inventory.simulated:
-        click.echo(f"SIMULATED MACHINE: {inventory.simulated} (the host below is real)\n")
+        echo(f"SIMULATED MACHINE: {inventory.simulated} (the host below is real)\n")
     memory = f"{host.memory_mib / 1024:.0f} GiB" if host.memory_mib else "unknown memory"
-    click.echo(f"Host     {host.hostname}: {host.system or 'unknown system'}, kernel {host.kernel}, "
+    echo(f"Host     {host.hostname}: {host.system or 'unknown system'}, kernel {host.kernel}, "
                f"{host.cpus or '?'} CPUs, {memory}")  # fmt: skip
     driver = inventory.driver
     through = "" if inventory.source == "none" else f", read through {inventory.source}"
-    click.echo(f"Driver   {f'NVIDIA {driver.version}, CUDA {driver.cuda_version}' if driver else 'none'}{through}")
-    click.echo(f"\nDevices  {len(inventory.devices)}")
+    echo(f"Driver   {f'NVIDIA {driver.version}, CUDA {driver.cuda_version}' if driver else 'none'}{through}")
+    echo(f"\nDevices  {len(inventory.devices)}")
     if inventory.devices:
         rows = [
             [d.label, d.device_class, _memory(d), d.pci_address, "" if d.numa_node is None else str(d.numa_node),
@@ -105,21 +103,21 @@ def show_inventory(inventory: Inventory, shards: Mapping[str, str]) -> None:
         for device in inventory.devices:
             for fault in device.faults:
                 if fault.remedy:
-                    click.echo(f"  {device.label} {fault.reason}\n    {fault.remedy}")
+                    echo(f"  {device.label} {fault.reason}\n    {fault.remedy}")
     if inventory.nvlink_domains:
-        click.echo(f"\nNVLink domains {len(inventory.nvlink_domains)}")
+        echo(f"\nNVLink domains {len(inventory.nvlink_domains)}")
         for domain in inventory.nvlink_domains:
-            click.echo(_nvlink(inventory, domain))
-    click.echo(f"\nAdapters {len(inventory.adapters)}")
+            echo(_nvlink(inventory, domain))
+    echo(f"\nAdapters {len(inventory.adapters)}")
     if inventory.adapters:
         table(
             ["ADAPTER", "KIND", "PORTS", "ROCE V2 GID", "INTERFACES", "FIRMWARE"],
             [[a.name, _kind(a), _ports(a), _gids(a), ", ".join(a.netdevs), a.firmware] for a in inventory.adapters],
         )
     if inventory.fabrics:
-        click.echo(f"\nFabrics  {len(inventory.fabrics)}")
+        echo(f"\nFabrics  {len(inventory.fabrics)}")
         for fabric in inventory.fabrics:
             _fabric(fabric)
     if inventory.warnings:
-        click.echo(f"\nWarnings {len(inventory.warnings)}")
+        echo(f"\nWarnings {len(inventory.warnings)}")
         _faults(inventory.warnings)

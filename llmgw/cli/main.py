@@ -59,7 +59,7 @@ def cli() -> None:
 @cli.command()
 def version() -> None:
     """Print the version."""
-    click.echo(f"llmgw {__version__}")
+    click.echo(f"llmgw {__version__}")  # noqa: TID251 - nothing else is loaded for it
 
 
 def main() -> None:
@@ -74,9 +74,9 @@ def main() -> None:
         wrong.show()
         sys.exit(wrong.exit_code)
     except LlmgwError as failed:
-        from llmgw.cli.terminal import plain
+        from llmgw.cli.terminal import echo
 
-        click.echo("\n".join(map(plain, f"error: {failed}".split("\n"))), err=True)
+        echo(f"error: {failed}", err=True)
         if isinstance(failed, PeerError):
             sys.exit(EXIT_UNREACHABLE)
         sys.exit(EXIT_USAGE if isinstance(failed, OperatorError) else EXIT_FAILED)

@@ -14,6 +14,7 @@ import trio
 
 from llmgw.cli.admin_client import connect
 from llmgw.cli.files import server_config
+from llmgw.cli.terminal import echo
 from llmgw.durable import whole
 from llmgw.errors import OperatorError
 from llmgw.settings.daemon import ServerConfig
@@ -42,7 +43,7 @@ def backup(ctx: click.Context, file: Path, force: bool) -> None:
     if config.store is None and _runs(config):
         with whole(file) as new:
             size = connect(None, None, ctx.obj).save("backup", new)
-        click.echo(f"written: {file}, {size} bytes, by the server that runs")
+        echo(f"written: {file}, {size} bytes, by the server that runs")
         return
 
     async def work() -> None:
@@ -50,7 +51,7 @@ def backup(ctx: click.Context, file: Path, force: bool) -> None:
             await store.backup(file)
 
     trio.run(work)
-    click.echo(f"written: {file}, {file.stat().st_size} bytes")
+    echo(f"written: {file}, {file.stat().st_size} bytes")
 
 
 @click.command()
@@ -74,8 +75,8 @@ def restore(ctx: click.Context, file: Path, yes: bool) -> None:
         else:
             kept = folder / f"postgresql.replaced-{stamp}"
             trio.run(restore_postgresql, file, PostgresDatabase(config.store, folder), kept)
-    click.echo(f"restored from {file}" + ("" if kept is None else f"; what was there is in {kept}"))
-    click.echo("keys, tokens and the deny list are as they were then: look at llmgw ctl keys list and ctl deny list")
+    echo(f"restored from {file}" + ("" if kept is None else f"; what was there is in {kept}"))
+    echo("keys, tokens and the deny list are as they were then: look at llmgw ctl keys list and ctl deny list")
 
 
 @click.command()
@@ -90,7 +91,7 @@ def check(ctx: click.Context, file: Path | None) -> None:
 
     async def work(store: SqlStore) -> tuple[str, ...]:
         async with store as opened:
-            return await look(opened, lambda step: click.echo(f"  {step}", err=True))
+            return await look(opened, lambda step: echo(f"  {step}", err=True))
 
     if file is None:
         config = server_config(ctx.obj)
@@ -103,10 +104,10 @@ def check(ctx: click.Context, file: Path | None) -> None:
         with _copy(file) as copy:
             wrong = trio.run(work, sqlite_store(copy))
     for line in wrong:
-        click.echo(line)
+        echo(line)
     if wrong:
         ctx.exit(1)
-    click.echo("nothing is wrong")
+    echo("nothing is wrong")
 
 
 @contextmanager

@@ -38,14 +38,20 @@ def drained_line(name: str, drained: dict[str, Any], now: float) -> str:
     return f"{name} was drained{force} by {drained['by']} {ago(drained['at'], now)} ago{why}; {drained['next']}"
 
 
-def echo_json(value: Any) -> None:
-    """One JSON document, in the order it was built."""
-    click.echo(json.dumps(value, indent=2))
-
-
 def plain(text: str) -> str:
     """Text that came from elsewhere, with every control character as an escape: it must not steer the terminal."""
     return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in text)
+
+
+def echo(text: str = "", *, err: bool = False, nl: bool = True, fg: str | None = None, bold: bool = False) -> None:
+    """Lines for people. Whatever a node, a peer or a file said in them is made :func:`plain`; ends of lines stay."""
+    shown = "\n".join(plain(line) for line in text.split("\n"))
+    click.secho(shown, err=err, nl=nl, fg=fg, bold=bold or None)  # noqa: TID251
+
+
+def echo_json(value: Any) -> None:
+    """One JSON document, in the order it was built."""
+    echo(json.dumps(value, indent=2))
 
 
 def table(headers: Sequence[str], rows: Sequence[Sequence[str]], *, state_column: int | None = None) -> None:
@@ -54,7 +60,7 @@ def table(headers: Sequence[str], rows: Sequence[Sequence[str]], *, state_column
     if not sys.stdout.isatty():
         widths = [max(len(r[i]) for r in (headers, *rows)) for i in range(len(headers))]
         for row in (headers, *rows):
-            click.echo("  ".join(text.ljust(width) for text, width in zip(row, widths, strict=True)).rstrip())
+            echo("  ".join(text.ljust(width) for text, width in zip(row, widths, strict=True)).rstrip())
         return
     from rich.console import Console
     from rich.table import Table

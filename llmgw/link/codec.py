@@ -256,5 +256,5 @@ class MessageBuffer:
     def _check(self) -> None:
         length = self._length()
         if length is not None and not _SHORTEST <= length <= self._most_bytes:
-            reason = f"has a length of {length} bytes, the link carries up to {self._most_bytes}"
+            reason = f"has a length of {length} bytes, the link carries {_SHORTEST} to {self._most_bytes}"
             raise ExcessiveError("message", reason)

@@ -187,7 +187,8 @@ class LinkProtocol:
                 if self.ended is not None:
                     break
         except ProtocolError as cause:
-            self._end(f"the other end broke HTTP/2: {cause}")  # h2 has queued a GOAWAY that says which rule
+            self._h2.clear_outbound_data_buffer()  # h2 has queued a GOAWAY that does not say which rule
+            self._fail(cause.error_code, f"the other end broke HTTP/2: {cause}")
         except MalformedError as malformed:
             self._malformed(malformed)
         self._collect()

@@ -284,7 +284,7 @@ class Agents:
             nursery.start_soon(self._tell, node, mine, told)
             nursery.start_soon(receive)
             if self._identities is not None and mine.chain:
-                await self._identities.connected(node, mine.chain)
+                await self._identities.connected(node, mine.chain, mine.session.remote)
                 refused = await self._until_refused(node, mine, self._identities)
                 with trio.move_on_after(_REFUSING_S):
                     await mine.session.send(refused)

@@ -24,7 +24,8 @@ from llmgw.link.messages import (
 )
 from llmgw.link.renewal import spread_s
 from llmgw.link.server import Gate
-from llmgw.link.trust import TrustFiles
+from llmgw.link.trust import Trust, TrustFiles
+from llmgw.server import ca_acts
 from llmgw.server.enrolment import Enrolment, event
 from llmgw.server.roots import Standing, possible
 from llmgw.settings.daemon import LinkListener
@@ -70,6 +71,7 @@ class Identities:
         self._held: dict[str, HeldRow] = {}
         self._told: dict[str, tuple[str, str]] = {}
         self._events: list[Event] = []
+        self._noted: Trust | None = None
         self._said = ""
         self._warn_at = 0.0
         self._woken = trio.Event()
@@ -88,9 +90,6 @@ class Identities:
     async def run(self) -> None:
         """Look at the files now and then, and at once when woken; write down who was turned away."""
         while True:
-            with trio.move_on_after(_LOOK_S):
-                await self._woken.wait()
-            self._woken = trio.Event()
             try:
                 if await trio.to_thread.run_sync(self._files.refresh):
                     await self._refreshed()
@@ -103,6 +102,9 @@ class Identities:
             else:
                 self._said = ""
             self._look_at_own()
+            with trio.move_on_after(_LOOK_S):
+                await self._woken.wait()
+            self._woken = trio.Event()
 
     def wake(self) -> None:
         """Look at the files now."""
@@ -120,9 +122,33 @@ class Identities:
         await self._read_denied()
         if self._deny != before:
             self._changed()
+        await self._note_cas()
         while self._events:
             await self._store.add_event(self._events[0])
             del self._events[0]
+
+    async def _note_cas(self) -> None:
+        """Write down which CAs are others than the audit says: nobody tells us who changed the files."""
+        now = self._files.now
+        if now is self._noted:
+            return
+        issuing = "", ""
+        if now.issuer is not None:
+            below = now.issuer.issuing.certificate
+            issuing = fingerprint(now.issuer.root), f"issuing CA {fingerprint(below)}, {identity.read(below)}"[:500]
+        acts = ca_acts.changes(
+            await self._store.ca_acts(), {fingerprint(c): str(identity.read(c))[:500] for c in now.bundle}, issuing,
+            self._clock(), self._name,
+        )  # fmt: skip
+        for act in acts:
+            await self._store.add_event(act)
+        self._noted = now
+
+    @property
+    def _name(self) -> str:
+        """This control plane, as its certificate calls it."""
+        found = identity.identity(self.own, identity.server_uri(self._listener.trust_domain, ""))
+        return f"server {found}" if found else "server"
 
     def _say(self, wrong: str) -> None:
         """Once a change: a disk that is full stays that for a while."""
@@ -188,9 +214,14 @@ class Identities:
 
     # What nodes hold
 
-    async def connected(self, node: str, chain: tuple[Certificate, ...]) -> None:
+    async def connected(self, node: str, chain: tuple[Certificate, ...], remote: str) -> None:
         """An agent was let in with this chain."""
         leaf, before = chain[0], self._held.get(node)
+        serials = {row.serial for row in (before, self.enrolment.issued.get(node)) if row is not None}
+        if f"{leaf.serial:x}" not in serials and len(self._events) < _TOLD:
+            # Made with `llmgw ca issue` or a CA of their own; or by somebody who has the issuing key.
+            text = f"serial {leaf.serial:x}, key {leaf.key}, which was not issued here"
+            self._events.append(self._event("shown", node, remote, text))
         new = HeldRow(
             node, f"{leaf.serial:x}", leaf.key, chain[-1].sha256, leaf.not_after,
             None if before is None else before.cas, self._clock(),

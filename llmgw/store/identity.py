@@ -66,7 +66,7 @@ class DenyRow:
     at: float
 
 
-OUTSIDE = frozenset({"join-refused", "refused", "taken-over", "reload", "renewed"})
+OUTSIDE = frozenset({"join-refused", "refused", "taken-over", "reload", "renewed", "shown"})
 """Kinds that whoever reaches the link can cause, or that happen by themselves: the newest of these are kept. All others
 are acts of somebody who may do them, and go into the audit, where nothing is ever dropped."""
 
@@ -142,6 +142,10 @@ class IdentityStore(Protocol):
 
     async def add_event(self, event: Event) -> None:
         """Remember an event; the oldest of very many are dropped."""
+        ...
+
+    async def ca_acts(self) -> tuple[Event, ...]:
+        """Every act in the audit that is about a CA (``ca.…``), oldest first; ``node`` is the CA's SHA-256."""
         ...
 
     async def events(self, limit: int) -> tuple[Event, ...]:

@@ -180,6 +180,17 @@ class SqlIdentityStore:
         """Remember an event."""
         await self._write(lambda connection: _add_event(connection, event))
 
+    async def ca_acts(self) -> tuple[Event, ...]:
+        """Every act about a CA, oldest first."""
+
+        def work(connection: Connection) -> tuple[Event, ...]:
+            found = connection.execute(
+                "SELECT at, action, object, by, detail FROM audit WHERE topic = 'ca' ORDER BY seq"
+            )
+            return tuple(Event(*row) for row in found)
+
+        return await self._read(work)
+
     async def events(self, limit: int) -> tuple[Event, ...]:
         """The newest events."""
 
@@ -205,7 +216,8 @@ _EVENTS = """
 
 def _add_event(connection: Connection, event: Event) -> None:
     if event.kind not in OUTSIDE:
-        record(connection, Act(event.at, event.by, event.kind, event.node, "", event.detail), "identity")
+        topic = "ca" if event.kind.startswith("ca.") else "identity"
+        record(connection, Act(event.at, event.by, event.kind, event.node, "", event.detail), topic)
         return
     (made,) = connection.execute(
         "INSERT INTO identity_event (at, kind, node, by, detail) VALUES (?, ?, ?, ?, ?) RETURNING id",

@@ -13,7 +13,7 @@ import trio
 from starlette.applications import Starlette
 from starlette.requests import Request
 from starlette.responses import PlainTextResponse, Response
-from starlette.routing import Match, Route, WebSocketRoute
+from starlette.routing import Match, Route, WebSocketRoute, compile_path
 
 from llmgw.errors import OperatorError
 from llmgw.store.database import StoreError
@@ -254,8 +254,18 @@ def _a(role: Role) -> str:
     return f"a {role.value}" if role is Role.VIEWER else f"an {role.value}"
 
 
+_FORMS = tuple(compile_path(path)[0] for _, path in BY_ROUTE)
+"""Of everything that a control plane serves: what is left out is a router's."""
+
+
 async def _missing(request: Request, _error_: Exception) -> Response:
-    return _error(404, f"there is no {request.url.path[:200]}", "the API is under /api/v1/")
+    path = request.url.path
+    if any(form.match(path) for form in _FORMS):
+        remedy = (
+            "begin with a model that has a profile (llmgw ctl config edit) and link in server.yaml; then nodes can join"
+        )
+        return _error(404, "this server is a router alone, since no model of its settings has a profile", remedy)
+    return _error(404, f"there is no {path[:200]}", "the API is under /api/v1/")
 
 
 async def _not_possible(request: Request, _error_: Exception) -> Response:

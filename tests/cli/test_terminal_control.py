@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from llmgw.cli.terminal import plain, table
+from llmgw.cli.terminal import echo, plain, table
 
 
 def test_what_others_wrote_does_not_steer_the_terminal(capsys: pytest.CaptureFixture[str]) -> None:
@@ -12,3 +12,9 @@ def test_what_others_wrote_does_not_steer_the_terminal(capsys: pytest.CaptureFix
     assert out.count("\n") == 2
     assert "\\x1b[2J" in out
     assert plain("Größe 4 GiB – 東京") == "Größe 4 GiB – 東京"
+
+
+def test_lines_keep_their_ends_and_nothing_else_that_steers(capsys: pytest.CaptureFixture[str]) -> None:
+    """Every command writes through it: ruff bans ``click.echo`` (TID251)."""
+    echo("CA CN=\x1b[31mred\x9b\n  still needed by n1: \r\u202eno", fg="red", bold=True)
+    assert capsys.readouterr().out == "CA CN=\\x1b[31mred\\x9b\n  still needed by n1: \\r\\u202eno\n"

@@ -50,9 +50,12 @@ def test_headers_are_bounded() -> None:
             *((f"x-{n}", "y" * 100) for n in range(80)),
         ],
     )
-    assert goodbye(agent.exchange(server)) is ErrorCodes.ENHANCE_YOUR_CALM
+    heard = agent.exchange(server)
+    assert goodbye(heard) is ErrorCodes.ENHANCE_YOUR_CALM
     assert server.ended is not None
     assert "header" in server.ended.reason
+    (told,) = (e.additional_data for e in heard if isinstance(e, h2.events.ConnectionTerminated))
+    assert told == server.ended.reason.encode(), "it is told why, not only that"
 
 
 def test_frames_of_hardly_anything_are_bounded() -> None:

@@ -252,6 +252,7 @@ async def test_one_ca_follows_another_and_no_session_ends(tmp_path: Path) -> Non
         nursery.start_soon(node.link.run)
         await until(lambda: node.link.state.connected)
         old = ca.active(tmp_path / "ca")
+        await _ca_acts(at, 2)
 
         new = ca.add_generation(tmp_path / "ca", time.time())
         assert ca.add_generation(tmp_path / "ca", time.time()) == new, "begun once"
@@ -273,7 +274,41 @@ async def test_one_ca_follows_another_and_no_session_ends(tmp_path: Path) -> Non
         assert node.link.state.connected
         node.sessions[0].close("cut by the test")
         await until(lambda: len(node.sessions) == 2 and node.link.state.connected)
+        told = [
+            ("ca.trust", old.sha256), ("ca.issue", old.sha256), ("ca.trust", new.sha256), ("ca.issue", new.sha256),
+            ("ca.retire", old.sha256),
+        ]  # fmt: skip
+        assert await _ca_acts(at, len(told)) == told
+        assert {row.by for row in await at.store.audit(100) if row.action.startswith("ca.")} == {"server localhost"}
         nursery.cancel_scope.cancel()
+    third = ca.add_generation(tmp_path / "ca", time.time())
+    ca.add_to_bundle(tmp_path / "server/ca.pem", third.root)
+    async with plane(tmp_path) as at:  # what changed while it was down, and nothing twice
+        assert await _ca_acts(at, len(told) + 1) == [*told, ("ca.trust", third.sha256)]
+
+
+async def _ca_acts(at: Plane, count: int) -> list[tuple[str, str]]:
+    with trio.fail_after(5):
+        while len(acts := await at.store.identities.ca_acts()) < count:
+            await trio.sleep(0.01)
+    return [(act.kind, act.node) for act in acts]
+
+
+async def test_a_certificate_that_was_not_issued_here_is_written_down(tmp_path: Path) -> None:
+    """Whoever has the issuing key can make one for any node; it does not go unseen."""
+    async with plane(tmp_path) as at:
+        await welcomed(at, await at.join())
+        forged = at.issue()
+        await welcomed(at, forged)
+        await welcomed(at, forged)
+        at.identities.wake()
+        with trio.fail_after(5):
+            while "shown" not in await at.events():
+                await trio.sleep(0.01)
+        (event,) = [e for e in await at.identities.events(100) if e.kind == "shown"]
+        assert (event.node, event.by.rpartition(":")[0]) == ("n1", "127.0.0.1")
+        (leaf, *_) = certificates(Path(forged.certificate).read_bytes(), forged.certificate)
+        assert identity.read(leaf).key in event.detail
 
 
 async def test_whose_root_is_retired_is_refused_where_it_is_connected(tmp_path: Path) -> None:

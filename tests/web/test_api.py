@@ -68,6 +68,8 @@ async def test_what_is_not_there_and_what_cannot_be() -> None:
     async with admin() as it:
         for path in ("/nothing", "/api/v1/nothing", "/../etc/passwd", "/console.js/../auth.py"):
             assert (await it.ask(path))[0] == 404
+        status, _, body = await it.ask("/api/v1/tokens", "POST")
+        assert (status, "a router alone" in json.loads(body)["error"]["reason"]) == (404, True)
         assert (await it.ask("/api/v1/nodes", "POST"))[0] == 405
         for limit in ("0", "-1", "x", "1e3", "99999"):
             status, _, body = await it.ask(f"/api/v1/decisions?limit={limit}")
