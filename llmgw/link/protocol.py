@@ -17,7 +17,7 @@ from h2.config import H2Configuration
 from h2.connection import H2Connection
 from h2.errors import ErrorCodes
 from h2.exceptions import ProtocolError
-from h2.settings import SettingCodes, Settings
+from h2.settings import SettingCodes
 
 from llmgw.errors import BugError
 from llmgw.link.codec import (
@@ -32,6 +32,7 @@ from llmgw.link.codec import (
     encode,
 )
 from llmgw.link.flood import FrameMeter
+from llmgw.link.h2_settings import SmallSettings
 from llmgw.link.messages import Message, Refused
 
 PATH = "/llmgw/link/1"
@@ -137,7 +138,8 @@ class LinkProtocol:
     def _connection(self) -> H2Connection:
         agent = self.role is Role.AGENT
         connection = H2Connection(H2Configuration(client_side=agent, header_encoding=None))
-        connection.local_settings = Settings(
+        connection.remote_settings = SmallSettings(client=not agent)
+        connection.local_settings = SmallSettings(
             client=agent,
             initial_values={
                 SettingCodes.ENABLE_PUSH: 0,

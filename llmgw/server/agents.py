@@ -90,7 +90,8 @@ class _NodeSession:
     chain: tuple[Certificate, ...] = ()
     granted: Granted | None = None
     look: trio.Event = field(factory=trio.Event)
-    settings: trio.Event = field(factory=trio.Event)
+    told: NodeSettings | None = None
+    told_at: float = 0.0
     sent: dict[str, Command] = field(factory=dict)
     again: dict[str, float] = field(factory=dict)
     hardware: int = 0
@@ -170,10 +171,22 @@ class Agents:
             if (names := self._cluster.ask_for_weights(node, now)) is not None:
                 mine.put(LookForWeights(names))
 
-    def tell_settings(self) -> None:
-        """The settings may be others: tell each node of its own, where they are."""
-        for mine in self._sessions.values():
-            mine.settings.set()
+    def tell_settings(self) -> float:
+        """Tell nodes of their settings, where they are others than they were told.
+
+        Returns in how many seconds that is to be done again for one that was told a moment ago; infinity for none.
+        """
+        now, again_s = trio.current_time(), math.inf
+        for node, mine in self._sessions.items():
+            wanted = self._cluster.node_settings(node)
+            if mine.told is None or mine.told.digest == wanted.digest or mine.full:
+                continue
+            if (wait_s := mine.told_at + _SETTINGS_S - now) > 0:
+                again_s = min(again_s, wait_s)
+                continue
+            mine.put(SettingsChanged(wanted))
+            mine.told, mine.told_at = wanted, now
+        return again_s
 
     def look_again(self) -> None:
         """Who may be a node, or what nodes are to trust, has changed: every session is checked and told."""
@@ -224,7 +237,8 @@ class Agents:
                     devices=len(register.inventory.devices),
                     shards=len(register.shards),
                 )
-                told = self._cluster.node_settings(node)
+                told = mine.told = self._cluster.node_settings(node)
+                mine.told_at = trio.current_time()
                 await session.send(
                     Welcome(
                         protocol=PROTOCOL,
@@ -240,7 +254,7 @@ class Agents:
                     mine.put(SettingsChanged(told))
                 if self._jobs is not None:
                     self.dispatch(node, await self._jobs.registered(node, register.jobs))
-                reason = await self._talk(node, mine, told)
+                reason = await self._talk(node, mine)
             finally:
                 mine.readers.ended(f"the link with {node} ended: {reason}")
                 if self._sessions.get(node) is mine:
@@ -270,7 +284,7 @@ class Agents:
             self._log.error("a node reconnects too often", node=node, remote=session.remote, wanted=refused.wanted)
         return refused
 
-    async def _talk(self, node: str, mine: _NodeSession, told: NodeSettings) -> str:
+    async def _talk(self, node: str, mine: _NodeSession) -> str:
         """Send and receive until the session ends or must end; returns why it did."""
         reason = ""
         async with trio.open_nursery() as nursery:
@@ -281,7 +295,6 @@ class Agents:
                 nursery.cancel_scope.cancel(reason="session ended")
 
             nursery.start_soon(self._send, mine)
-            nursery.start_soon(self._tell, node, mine, told)
             nursery.start_soon(receive)
             if self._identities is not None and mine.chain:
                 await self._identities.connected(node, mine.chain, mine.session.remote)
@@ -291,16 +304,6 @@ class Agents:
                 reason = f"refused because of the {refused.claim}: {refused.found}"
                 nursery.cancel_scope.cancel(reason=reason)
         return reason
-
-    async def _tell(self, node: str, mine: _NodeSession, told: NodeSettings) -> None:
-        """Send the node its settings when they are others than it was told."""
-        while True:
-            await trio.sleep(_SETTINGS_S)
-            while (now := self._cluster.node_settings(node)).digest == told.digest or mine.full:
-                mine.settings = trio.Event()
-                await mine.settings.wait()
-            mine.put(SettingsChanged(now))
-            told = now
 
     async def _until_refused(self, node: str, mine: _NodeSession, identities: Identities) -> Refused:
         """Tell the node what to trust, now and when it changes, until it may not be this node any more."""

@@ -236,7 +236,8 @@ class Cluster:
         self._links.pop(node, None)
         self._left[node] = reason
         self._weights.gone(node)
-        self._demand.gone(node)
+        if self._demand.gone(node):
+            self.full(self._demand.full())
         self._woken()
 
     def linked(self, node: str) -> bool:
@@ -290,8 +291,8 @@ class Cluster:
 
     def worked(self, node: str, loads: tuple[EngineLoad, ...]) -> None:
         """The node's engines said what they have."""
-        self._demand.worked(node, loads)
-        self.full(self._demand.full())
+        if self._demand.worked(node, loads):
+            self.full(self._demand.full())
 
     def release_brake(self, silent_since: float) -> None:
         """An operator says that the nodes which were not heard after this time are gone."""

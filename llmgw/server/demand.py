@@ -24,6 +24,7 @@ class DemandBook:
         self._routed: Load | None = None
         self._asked: dict[str, float] = {}
         self._engines: dict[str, tuple[EngineLoad, ...]] = {}
+        self._full: dict[str, tuple[str, ...]] = {}
 
     @property
     def waiting(self) -> Mapping[str, int]:
@@ -40,18 +41,25 @@ class DemandBook:
             self._asked[model] = now
         self._routed = load
 
-    def worked(self, node: str, loads: tuple[EngineLoad, ...]) -> None:
-        """A node's engines said what they have."""
-        self._engines[node] = loads
+    def worked(self, node: str, loads: tuple[EngineLoad, ...]) -> bool:
+        """A node's engines said what they have. Whether others of them are full than before."""
+        before = self._full.pop(node, ())
+        if loads:
+            self._engines[node] = loads
+        else:
+            self._engines.pop(node, None)
+        # A thousand nodes say so every few seconds: each is looked at alone.
+        if full := tuple(e.shard for e in loads if e.waiting or (e.kv_usage or 0.0) >= _KV_GONE):
+            self._full[node] = full
+        return full != before
 
     def full(self) -> tuple[str, ...]:
         """The shards whose engines say that they have no room for another request."""
-        engines = (e for loads in self._engines.values() for e in loads)
-        return tuple(sorted(e.shard for e in engines if e.waiting or (e.kv_usage or 0.0) >= _KV_GONE))
+        return tuple(sorted(shard for shards in self._full.values() for shard in shards))
 
-    def gone(self, node: str) -> None:
-        """What a node's engines said does not hold any more."""
-        self._engines.pop(node, None)
+    def gone(self, node: str) -> bool:
+        """What a node's engines said does not hold any more. Whether some of them were full."""
+        return self.worked(node, ())
 
     def of(self, models: Iterable[Model], replicas: Iterable[Replica]) -> dict[str, Demand]:
         """What each model that follows its load has to do; nothing before the router's first word."""

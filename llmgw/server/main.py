@@ -211,7 +211,7 @@ class Server:
                         # Only from here on: a start that takes its time is nobody's silence.
                         cluster.listens(time.time())
                         control.start_soon(reconciler.run)
-                    book.use = partial(self._use, cluster, router, agents)
+                    book.use = partial(self._use, cluster, router)
                     control.start_soon(self._start_anew, book)
                     if leadership is None or leadership.leads:
                         control.start_soon(self._reloads, book, identities)
@@ -312,10 +312,9 @@ class Server:
                     self._log.info("starting anew" if self.hands_over else "stopping", signal=self._signal)
                     self._stopping.set()
 
-    def _use(self, cluster: Cluster, router: RouterWorkers, agents: Agents, settings: Settings, revision: int) -> None:
+    def _use(self, cluster: Cluster, router: RouterWorkers, settings: Settings, revision: int) -> None:
         """These settings hold from now on, wherever they came from."""
         cluster.use_settings(settings, revision)
-        agents.tell_settings()
         if not settings.needs_control_plane:
             self._route(cluster, router)
         self._warn_if_open(settings)

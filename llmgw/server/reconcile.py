@@ -140,7 +140,7 @@ class Reconciler:
         now = self._clock()
         # First: what is to be placed waits for the answers of those that are asked.
         self._agents.ask_for_weights()
-        self._agents.tell_settings()
+        tell_again_s = self._agents.tell_settings()
         state = self._cluster.state(now)
         outcome = decide(state, now)
         self._say_nodes(state, held=outcome.brake is not None)
@@ -185,7 +185,7 @@ class Reconciler:
         ):
             for name, commands in by_node.items():
                 self._agents.dispatch(name, commands)
-        due = [now + self._tick_s]
+        due = [now + self._tick_s, now + tell_again_s]
         if outcome.wake_at is not None:
             due.append(outcome.wake_at)
         liveness = self._cluster.settings.liveness

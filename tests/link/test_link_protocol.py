@@ -280,6 +280,22 @@ def test_floods_end_with_enhance_your_calm(frame: Frame | bytes, named: str) -> 
     assert not [e for e in heard if isinstance(e, h2.events.PingAckReceived | h2.events.SettingsAcknowledged)]
 
 
+def test_settings_that_nobody_knows_are_not_kept() -> None:
+    server, agent = LinkProtocol(Role.SERVER, 0), RawPeer(Role.AGENT, {4: 100_000})
+    agent.request()
+    agent.exchange(server)
+    before = len(server._h2.remote_settings)
+    for second in range(20):
+        made_up = b"".join((1000 + 2000 * second + n).to_bytes(2, "big") + bytes(4) for n in range(2000))
+        server.receive(len(made_up).to_bytes(3, "big") + b"\4" + bytes(5) + made_up, float(second))
+    server.receive(SettingsFrame(0, settings={4: 90_000}).serialize(), 30.0)
+    assert server.ended is None
+    assert len(server._h2.remote_settings) == before
+    assert server._h2.remote_settings.initial_window_size == 90_000
+    server.receive(SettingsFrame(0, settings={4: 2**31}).serialize(), 40.0)
+    assert server.ended is not None, "what cannot be is no setting"
+
+
 def test_the_same_frames_over_time_are_no_flood() -> None:
     server, agent = LinkProtocol(Role.SERVER, 0), RawPeer(Role.AGENT)
     agent.request()

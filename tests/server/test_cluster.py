@@ -4,6 +4,7 @@ from attrs import evolve
 
 from llmgw.link.messages import PROTOCOL, Register
 from llmgw.router.wire import Load
+from llmgw.scheduler.scale import EngineLoad
 from llmgw.scheduler.state import NodeState, ShardState
 from llmgw.server.cluster import Cluster
 from llmgw.settings.document import Settings
@@ -69,6 +70,16 @@ def test_what_the_router_does_not_name_has_nothing_in_flight_once_it_spoke() -> 
     assert it.state(NOW).in_flight == {"m-1.0": 0}
     it.loaded(Load({"m-1.0": 2}), NOW)
     assert it.state(NOW).in_flight == {"m-1.0": 2}
+
+
+def test_the_router_is_told_which_engines_are_full_when_that_changes() -> None:
+    it, _ = cluster(NOW, NOW)
+    told: list[tuple[str, ...]] = []
+    it.full = told.append
+    for waiting in (0, 1, 2, 0, 1):
+        it.worked("n1", (EngineLoad("m-1.0", 1, 1, waiting),))
+    it.disconnected("n1", "cut")
+    assert told == [("m-1.0",), (), ("m-1.0",), ()]
 
 
 def test_how_long_a_shard_is_in_its_state_is_counted_by_our_clock() -> None:

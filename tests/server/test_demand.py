@@ -68,8 +68,14 @@ def test_whoever_asks_for_an_adapter_asks_for_its_model() -> None:
 def test_engines_that_have_no_room_by_their_own_word() -> None:
     book = DemandBook(100)
     assert book.full() == ()
-    book.worked("n1", (EngineLoad("m-1.0", 1, 9, 1), EngineLoad("m-2.0", 1, 9, 0, 0.94)))
-    book.worked("n2", (EngineLoad("a-1.0", 1, 9, 0, 0.95), EngineLoad("b-1.0", 1, 0, 0)))
+    assert book.worked("n1", (EngineLoad("m-1.0", 1, 9, 1), EngineLoad("m-2.0", 1, 9, 0, 0.94)))
+    assert book.worked("n2", (EngineLoad("a-1.0", 1, 9, 0, 0.95), EngineLoad("b-1.0", 1, 0, 0)))
     assert book.full() == ("a-1.0", "m-1.0")
-    book.gone("n1")
+    # Only what is news is to be passed on.
+    assert not book.worked("n1", (EngineLoad("m-1.0", 1, 9, 3), EngineLoad("m-2.0", 1, 8, 0, 0.1)))
+    assert not book.worked("n3", ())
+    assert book.gone("n1")
+    assert not book.gone("n1")
     assert book.full() == ("a-1.0",)
+    assert book.worked("n2", (EngineLoad("a-1.0", 1, 1, 0, 0.2),))
+    assert book.full() == ()
