@@ -55,7 +55,9 @@ from llmgw.telemetry.tracing import Tracer
 _AGAIN_FIRST_S = 0.2
 _AGAIN_MOST_S = 2.0
 _LOAD_EVERY_S = 0.25
-_LOAD_ANYWAY_S = 5.0
+_LOAD_ANYWAY_S = 1.0
+"""A worker that says nothing for long is taken to be stuck, see :data:`llmgw.router.worker.SILENT_S`."""
+
 _USAGE_EVERY_S = 0.5
 _AGAIN_S = 5.0
 """When usage is said again that nobody said was kept."""

@@ -52,7 +52,7 @@ class Serving:
 
 @frozen
 class Load:
-    """Worker: open requests by endpoint id, when they changed and every few seconds.
+    """Worker: open requests by endpoint id, when they changed and every second: one that says nothing is stuck.
 
     ``waiting`` counts those that are held until their model has an engine, and ``asked`` all that ever came, by model.
     """

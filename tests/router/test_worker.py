@@ -22,16 +22,19 @@ from attrs import evolve
 from llmgw.cli.demo_files import fakes_dir, free_ports
 from llmgw.errors import OperatorError
 from llmgw.router.table import Endpoint, Route, Table
+from llmgw.router.worker import SILENT_S
 from llmgw.router.workers import RouterWorkers
 from llmgw.settings.daemon import Address, Log, RouterListener
 from llmgw.settings.document import Tracing
 
 
 @asynccontextmanager
-async def control(folder: Path, port: int, drain_s: float = 2.0, **more: Any) -> AsyncIterator[RouterWorkers]:
+async def control(
+    folder: Path, port: int, drain_s: float = 2.0, silent_s: float = SILENT_S, **more: Any
+) -> AsyncIterator[RouterWorkers]:
     """A control plane's end of it; leaving the block is a control plane that dies without a word."""
     listener = evolve(RouterListener(Address("127.0.0.1", port), drain_s, workers=1), **more)
-    worker = RouterWorkers(folder, listener, Log())
+    worker = RouterWorkers(folder, listener, Log(), silent_s)
     async with trio.open_nursery() as nursery:
         await nursery.start(worker.run)
         try:
@@ -123,6 +126,41 @@ async def test_one_that_dies_is_started_again_and_gets_its_table(folder: Path) -
             while b'"m"' not in await answers(port, "/v1/models"):
                 await trio.sleep(0.01)
         await worker.drain(0.5)
+
+
+async def test_one_that_is_stuck_is_replaced_and_the_others_go_on(folder: Path) -> None:
+    (port,) = free_ports(1)
+    listener = RouterListener(Address("127.0.0.1", port), 2.0, workers=2)
+    async with control(folder, port, silent_s=3, workers=2) as router:
+        router.push(Table(1, (Route("m", ()),)))
+        await until(lambda: len([w for w in router.workers if w.state == "serving"]) == 2)
+        stuck, other = (w.pid for w in router.workers)
+        assert stuck is not None
+        os.kill(stuck, signal.SIGSTOP)
+        answered = 0
+
+        def replaced() -> bool:
+            there = [w.pid for w in router.workers if w.state == "serving"]
+            return stuck not in there and len(there) == 2 and other in there
+
+        with trio.fail_after(15):
+            while not replaced():
+                with trio.move_on_after(1):  # a client that the stuck one had accepted hears of its end
+                    answered += b"200 OK" in await answers(port)
+        assert answered, "meanwhile the other one answers"
+        for pid in (w.pid for w in router.workers):
+            assert pid is not None
+            os.kill(pid, signal.SIGSTOP)
+        stopped = {w.pid for w in router.workers}
+    # The next control plane finds nobody who could give it the listening socket.
+    began = trio.current_time()
+    async with trio.open_nursery() as nursery:
+        again = RouterWorkers(folder, listener, Log(), silent_s=3)
+        await nursery.start(again.run)
+        assert trio.current_time() - began < 10
+        assert not stopped & {w.pid for w in again.workers}
+        await again.drain(0.5)
+        nursery.cancel_scope.cancel()
 
 
 async def test_an_address_that_is_taken_is_named(folder: Path) -> None:
