@@ -38,7 +38,7 @@ def test_round_trip() -> None:
         Full(("m-1.0", "m-2.0")),
         Drain(1.5),
         Keys(3, 9, (key,), True),
-        Spent((SpentRow(3, 86400, 5, 6),)),
+        Spent((SpentRow(3, 86400, 5, 6, Period.DAY),)),
         UsageKept("l", 4),
         KeysHeld(9),
         Usage("l", 4, (UsageRow("a", "m", 20000, 1, 2, 3, 4, 5, 6),)),
