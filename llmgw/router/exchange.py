@@ -174,7 +174,7 @@ class Exchange:
             try:
                 return await self._ask(engine, start + engine.head_lines + fields, body)
             except EngineFailed as caught:
-                failed = caught
+                failed = caught.with_traceback(None)  # its frames are this one's, and would stay with it
                 if not failed.busy:
                     engine.health.failed(self._shared.clock())
             finally:

@@ -246,6 +246,7 @@ class RouterServer:
             finally:
                 if scope.cancel_called and connection.exchange is not None:
                     self.metrics.client_gone(connection.exchange.model)
+                connection.exchange = None  # it refers back: together they would stay until the collector comes
                 hang_ups.forget(peer.sock)
                 peer.close()
                 del self._connections[connection]
