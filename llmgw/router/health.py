@@ -25,13 +25,15 @@ RETRIES_SAVED = 10.0
 class Health:
     """What an engine's answers say of it. ``out`` means that it is not asked unless nothing else is left; an engine
     that is not ``troubled`` is not. A ``silent`` one took requests and gave no answer: whoever tries it next would wait
-    as well, so that it has to be :meth:`heard` of before."""
+    as well, so that it has to be :meth:`heard` of before. ``why`` is what it did last: ``failures``, ``silent`` or
+    ``errors``."""
 
-    __slots__ = ("_answered", "_errors", "_failures", "_out_s", "_trial", "silent", "troubled", "until")
+    __slots__ = ("_answered", "_errors", "_failures", "_out_s", "_trial", "silent", "troubled", "until", "why")
 
     def __init__(self) -> None:
         self._answered = 0.0
         self.silent = False
+        self.why = ""
         self._failures = 0
         self._errors: deque[float] = deque(maxlen=ERRORS)
         self._out_s = 0.0
@@ -52,6 +54,7 @@ class Health:
         """It could not be reached, or did not answer, or broke off. ``silent``: it took the request."""
         self._failures += 1
         self.silent = silent
+        self.why = "silent" if silent else "failures"
         if self._failures >= CONNECT_FAILURES or self.troubled:
             self._put_out(now)
 
@@ -59,6 +62,7 @@ class Health:
         """It answered with 5xx."""
         self._failures = 0
         self._errors.append(now)
+        self.why = "errors"
         if self.troubled or (len(self._errors) == ERRORS and now - self._errors[0] <= ERRORS_S):
             self._put_out(now)
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 import secrets
+import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 
@@ -14,6 +15,7 @@ from llmgw.router.choose import seed_of
 from llmgw.router.errors import ApiError
 from llmgw.router.health import Health, RetryBudget
 from llmgw.router.queue import FairQueue
+from llmgw.router.sight import EngineSight, RefusalBook
 from llmgw.router.sockets import Peer, dial
 from llmgw.router.table import Endpoint, Route, Table
 from llmgw.settings.catalog import Routing
@@ -186,6 +188,7 @@ class Directory:
         self._full: frozenset[str] = frozenset()
         self._waiting_now: set[str] = set()
         self.asked: Counter[str] = Counter()
+        self.refused = RefusalBook(time.time)
 
     def use(self, table: Table) -> None:
         """Take over a table; engines that are in both keep their connections and counts."""
@@ -312,6 +315,18 @@ class Directory:
         """Open requests by model and endpoint id; those for a model's adapters count as the model's."""
         models = {id(e): served.route.model for served in reversed(self._served.values()) for e in served.engines}
         return {(models[id(e)], e.endpoint.id): e.outstanding for e in self._engines.values()}
+
+    def sights(self, now: float, wall: float) -> dict[str, EngineSight]:
+        """What is known of engines that have something to do or are left alone, by endpoint id."""
+        found = {}
+        for engine in self._engines.values():
+            health = engine.health
+            if health.troubled:
+                until = float(round(wall + health.until - now))
+                found[engine.endpoint.id] = EngineSight(engine.tokens, 1, until, health.why)
+            elif engine.tokens:
+                found[engine.endpoint.id] = EngineSight(engine.tokens)
+        return found
 
     def sweep(self, now: float) -> list[Engine]:
         """Look after idle connections and engines that have left. Returns the engines to be probed."""

@@ -14,6 +14,7 @@ from attrs import define, evolve, field, frozen
 from llmgw import __version__
 from llmgw.errors import OperatorError, PeerError
 from llmgw.router.control_socket import Channel
+from llmgw.router.sight import Sight
 from llmgw.router.table import Table
 from llmgw.router.wire import (
     Accept,
@@ -132,6 +133,7 @@ class RouterWorker:
     keys: int = 0
     heard: int = 0
     load: Load | None = None
+    sight: Sight = field(factory=Sight)
     failure: OperatorError | None = None
     ended: trio.Event = field(factory=trio.Event)
     _channel: Channel | None = None
@@ -164,6 +166,9 @@ class RouterWorker:
                             self.serving = True
                         case Load():
                             self.load = message
+                        case Sight():
+                            self.sight = message
+                            continue
                         case KeysHeld(version=version):
                             self.keys = version
                         case Usage(ledger=ledger, seq=seq, rows=rows):

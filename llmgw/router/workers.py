@@ -24,6 +24,7 @@ from llmgw.router.counts import COUNTS_FOLDER
 from llmgw.router.launch import Setup, count, fingerprint, launch
 from llmgw.router.metrics_files import forget
 from llmgw.router.server import listen
+from llmgw.router.sight import Sight, together
 from llmgw.router.table import Table
 from llmgw.router.tls import context_of
 from llmgw.router.wire import Hello, Load
@@ -106,6 +107,21 @@ class RouterWorkers:
         return self._load().outstanding
 
     @property
+    def load(self) -> Load:
+        """What all workers have to do."""
+        return self._load()
+
+    @property
+    def sight(self) -> Sight:
+        """What the choices of all workers rest on, as of a second ago."""
+        return together(worker.sight for worker in self._workers.values())
+
+    @property
+    def table(self) -> Table | None:
+        """What they route by."""
+        return self._feed.table
+
+    @property
     def keys_held(self) -> int:
         """The version of the keys that every worker has."""
         return min((w.keys for w in self._workers.values()), default=0)
@@ -136,6 +152,11 @@ class RouterWorkers:
                 await self._changed.wait()
             return True
         return False
+
+    @property
+    def full(self) -> tuple[str, ...]:
+        """The engines that say that they have no room."""
+        return self._feed.full
 
     def fill(self, full: tuple[str, ...]) -> None:
         """These engines say that they have no room."""

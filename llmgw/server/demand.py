@@ -44,6 +44,10 @@ class DemandBook:
         """A node's engines said what they have."""
         self._engines[node] = loads
 
+    def engines(self) -> dict[str, EngineLoad]:
+        """What engines say of themselves, by shard."""
+        return {load.shard: load for loads in self._engines.values() for load in loads}
+
     def full(self) -> tuple[str, ...]:
         """The shards whose engines say that they have no room for another request."""
         engines = (e for loads in self._engines.values() for e in loads)

@@ -8,10 +8,10 @@ from collections import Counter
 
 import trio
 
-_BODY = json.dumps({"model": "m", "messages": []}).encode()
+BODY = json.dumps({"model": "m", "messages": []}).encode()
 
 
-def chat(fields: bytes = b"", body: bytes = _BODY) -> bytes:
+def chat(fields: bytes = b"", body: bytes = BODY) -> bytes:
     """A request with these fields in its head."""
     head = b"POST /v1/chat/completions HTTP/1.1\r\nhost: gw\r\n%bcontent-length: %d\r\n\r\n" % (fields, len(body))
     return head + body

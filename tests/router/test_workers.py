@@ -15,6 +15,7 @@ import trio
 
 from llmgw.cli.demo_files import free_ports
 from llmgw.router.counts import COUNTS_FOLDER
+from llmgw.router.sight import EngineSight
 from llmgw.router.table import Endpoint, Route, Table
 from llmgw.router.worker import shared_out
 from llmgw.router.workers import RouterWorkers
@@ -25,7 +26,7 @@ from llmgw.settings.keys import KeyTerms, Limits
 from llmgw.store.opening import sqlite_store
 from tests.router import engines as e
 from tests.router.engines import ScriptedEngine
-from tests.router.load import REQUEST, Load, chat
+from tests.router.load import BODY, REQUEST, Load, chat
 from tests.router.test_worker import answers, control, refused, until
 
 
@@ -57,7 +58,13 @@ async def engine() -> AsyncIterator[ScriptedEngine]:
 
 
 def table(made: ScriptedEngine) -> Table:
-    return Table(1, (Route("m", (Endpoint("m-1.0", "127.0.0.1", made.port),)),))
+    return Table(1, (Route("m", (Endpoint("m-1.0", "127.0.0.1", made.port),)), Route("empty", ())))
+
+
+async def answered(port: int, request: bytes) -> bytes:
+    async with await trio.open_tcp_stream("127.0.0.1", port) as stream:
+        await stream.send_all(request)
+        return await stream.receive_some(65536)
 
 
 def pids(router: RouterWorkers) -> set[int]:
@@ -156,13 +163,21 @@ async def test_the_load_of_all_is_one(folder: Path) -> None:
             await until(lambda: said and said[-1].outstanding == {"m-1.0": 24})
             assert said[-1].asked == {"m": 24}
             assert sum(w.streams for w in router.workers) == 24
+            await until(lambda: router.sight.engines == {"m-1.0": EngineSight(24 * (256 + len(BODY) // 4))})
+            assert router.sight.choices == {"m": {"only": 24}}
+            assert b"no_ready_replica" in await answered(port, chat(body=b'{"model": "empty"}'))
+            assert b"model_not_found" in await answered(port, chat(body=b'{"model": "nope"}'))
+            await until(lambda: router.sight.refused)
+            assert [(m, c, r.count) for m, codes in router.sight.refused.items() for c, r in codes.items()] == [
+                ("empty", "no_ready_replica", 1)
+            ]
             assert min(w.streams for w in router.workers) >= 2, "both take their share of them"
             # One that is gone takes what it had open along, and leaves what it was asked.
             killed = max((w for w in router.workers if w.pid), key=lambda w: w.streams)
             assert killed.pid is not None
             os.kill(killed.pid, signal.SIGKILL)
             await until(lambda: said[-1].outstanding == {"m-1.0": 24 - killed.streams})
-            assert said[-1].asked == {"m": 24}
+            assert said[-1].asked == {"m": 24, "empty": 1}
             for stream in streams:
                 await trio.aclose_forcefully(stream)
             await until(lambda: said[-1].outstanding == {"m-1.0": 0})
