@@ -130,7 +130,7 @@ class Timeouts:
     def of(cls, routing: Routing, router: RouterSettings) -> Timeouts:
         """The model's own where it has any, and the router's."""
         return cls(
-            router.connect_timeout_s,
+            routing.connect_timeout_s or router.connect_timeout_s,
             routing.first_byte_timeout_s or router.first_byte_timeout_s,
             routing.idle_timeout_s or router.idle_timeout_s,
             routing.total_timeout_s or router.total_timeout_s,
