@@ -27,7 +27,7 @@ from llmgw.store.opening import sqlite_store
 from tests.router import engines as e
 from tests.router.engines import ScriptedEngine
 from tests.router.load import BODY, REQUEST, Load, chat
-from tests.router.test_worker import answers, control, refused, until
+from tests.router.test_worker import answers, control, ready, refused, until
 
 
 @pytest.fixture
@@ -69,12 +69,6 @@ async def answered(port: int, request: bytes) -> bytes:
 
 def pids(router: RouterWorkers) -> set[int]:
     return {w.pid for w in router.workers if w.pid is not None and w.state == "serving"}
-
-
-async def ready(port: int) -> None:
-    with trio.fail_after(5):
-        while b"200 OK" not in await answers(port):
-            await trio.sleep(0.01)
 
 
 @asynccontextmanager
