@@ -22,7 +22,7 @@ def why(ctx: click.Context, name: str, limit: int, as_json: bool) -> None:
     """Explain the replica, model or node NAME: its state, why, what happens next, and the decisions about it.
 
     \b
-    llmgw ctl why llama-3.1-8b         a model, with every candidate of what has no place
+    llmgw ctl why llama-3.1-8b         a model: how its requests are routed, what has no place
     llmgw ctl why llama-3.1-8b:sql     an adapter, and the model that has it
     llmgw ctl why llama-3.1-8b-12      a replica; those that are gone are found as well
     llmgw ctl why gpu-1                a node, and who has its devices
@@ -86,12 +86,34 @@ def _model(model: dict[str, Any], now: float) -> None:
     for replica in model["replicas"]:
         where = f"{', '.join(replica['nodes'])}: {', '.join(replica['devices'])}"
         echo(f"  {replica['id']} {replica['state']} with profile {replica['profile']} on {where}")
+    _routing(model["routing"], now)
     for change in model["changes"]:
         echo(f"  {change}")
     if (unplaced := model["unplaced"]) is not None:
         echo(f"  {unplaced['wanted'] - unplaced['running']} without a place: {unplaced['reason']}")
         for line in short_lines(unplaced["candidates"]):
             echo(f"  {line}")
+
+
+def _routing(routing: dict[str, Any], now: float) -> None:
+    echo(f"  routing: {routing['balance']}: {routing['rule']}")
+    if routing["concurrency"] is not None:
+        echo(f"  at most {routing['concurrency']} requests at a replica; {routing['queue']} wait for up to "
+                   f"{routing['queue_s']:g} s")  # fmt: skip
+    for one in routing["replicas"]:
+        engine = "" if one["running"] is None else f"; its engine: {one['running']} running, {one['waiting']} waiting"
+        engine += "" if one["kv_usage"] is None else f", {one['kv_usage']:.0%} of the KV cache"
+        echo(f"    {one['endpoint']}: {one['requests']} requests with {one['tokens']} tokens outstanding{engine}")
+        for note in one["notes"]:
+            echo(f"      {note}")
+    if routing["choices"]:
+        taken = ", ".join(f"{count} {reason}" for reason, count in sorted(routing["choices"].items()))
+        echo(f"  why replicas were taken, since the router began: {taken}")
+    if routing["waits"]:
+        echo(f"  {routing['waiting']} requests wait: {routing['waits']}")
+    for turned in routing["refused"]:
+        echo(f"  turned away in the last 5 min: {turned['count']} {turned['code']}, the last one "
+                   f"{ago(turned['last'], now)} ago: {turned['message']}")  # fmt: skip
 
 
 def _replica(replica: dict[str, Any], now: float) -> None:

@@ -57,6 +57,7 @@ class Connection:
         self.exchange: Exchange | None = None
         self.holder: Holder | None = None
         self.request_id = b""
+        self._asked = ""
         self._told: Told | None = None
         self._cors = b""
         self._said_close = False
@@ -176,6 +177,9 @@ class Connection:
                 whole = True
         except ApiError as error:
             self.exchange = None
+            if self._asked:
+                self._shared.directory.refused.add(self._asked, error.code or "", error.message)
+                self._asked = ""
             # A body of which nobody knows the end would be read as the next request.
             keep = head.keep_alive and rest is not None and not self._shared.draining()
             self._shared.metrics.rejected(error.status)
@@ -189,6 +193,7 @@ class Connection:
                 await self._linger()
             return rest if keep else None
         self.exchange = None
+        self._asked = ""
         # What its answer said holds: a client that was not told goes on with this connection.
         return rest if whole and head.keep_alive and not self._said_close else None
 
@@ -299,6 +304,7 @@ class Connection:
             asked = asked_in_json(body, directory.table.settings.media_hosts)
         served = directory.find(asked.model)
         model = asked.model if served is None else served.route.model
+        self._asked = "" if served is None else model
         told = self._told
         if told is not None:
             told.model, told.key = model, "" if holder is None else holder.key.id

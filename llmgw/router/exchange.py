@@ -11,6 +11,7 @@ import math
 from collections.abc import Awaitable, Callable, Sequence
 from typing import NoReturn
 
+import trio
 from attrs import frozen
 
 from llmgw.router import errors
@@ -174,9 +175,13 @@ class Exchange:
             try:
                 return await self._ask(engine, start + engine.head_lines + fields, body)
             except EngineFailed as caught:
-                failed = caught
+                failed = caught.with_traceback(None)  # its frames are this one's, and would stay with it
                 if not failed.busy:
-                    engine.health.failed(self._shared.clock())
+                    engine.health.failed(self._shared.clock(), silent=failed.timed_out)
+            except trio.Cancelled:
+                if not self._first_byte:
+                    engine.health.abandoned(now, self._shared.clock())
+                raise
             finally:
                 directory.ended(engine, tokens)
             self._shared.metrics.retried(model, engine.endpoint.id)
@@ -288,7 +293,7 @@ class Exchange:
             raise EngineFailed("has no room (503)", busy=True)
         self.status, self.events = response.status, response.event_stream
         if response.status < 500:
-            engine.health.worked()
+            engine.health.worked(self._first_byte)
         else:
             engine.health.erred(self._first_byte)
         try:

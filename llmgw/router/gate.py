@@ -152,6 +152,9 @@ class Gate(Collector):
                 prompt, completion = answer.usage
                 if prompt > TOKENS_MOST or completion > TOKENS_MOST:
                     prompt, completion = min(prompt, TOKENS_MOST), min(completion, TOKENS_MOST)
+                if not answer.whole and answer.events and b'"message_start"' in answer.tail:
+                    # Of Anthropic's streams the first event has a block too, and its answer is still to come.
+                    estimated, completion = True, answer_guess(answer.passed, answer.tail, events=True)
             else:
                 # The engine never said: it was cut short, or it does not count.
                 estimated = True

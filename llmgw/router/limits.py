@@ -21,13 +21,15 @@ SPAN_S = 2
 SPANS = 31
 SLOT_CELLS = 128
 
-_HEAD, _REQUESTS, _TOKENS, _SINCE, _SPENT_TOKENS, _SPENT_COST, _FLIGHT_ALL = range(7)
+_HEAD, _REQUESTS, _TOKENS, _SINCE, _SPENT_TOKENS, _SPENT_COST, _FLIGHT_ALL, _PERIOD = range(8)
 _FLIGHT = 8
 _HELD_TOKENS = _FLIGHT + LANES
 _HELD_COST = _HELD_TOKENS + LANES
 _RING_REQUESTS = _HELD_COST + LANES
 _RING_TOKENS = _RING_REQUESTS + SPANS
 assert _RING_TOKENS + SPANS <= SLOT_CELLS
+_PERIODS = {period: number for number, period in enumerate(Period, 1)}
+"""What stands in the cells for the budget's period; 0: nobody has said."""
 
 
 class Cells(Protocol):
@@ -159,9 +161,13 @@ def left(cells: Cells, base: int, limits: Limits, now: float) -> tuple[int, int,
 
 
 def learn(cells: Cells, base: int, spent: Spent) -> None:
-    """Take over what is written down: it is the truth where these cells are new, and never more than it."""
-    since = cells[base + _SINCE]
-    if spent.since > since:
+    """Take over what is written down: it is the truth where these cells are new, and never more than it.
+
+    A budget of another period is another one, and what is written down is all that is known of it.
+    """
+    since, period, said = cells[base + _SINCE], cells[base + _PERIOD], _PERIODS[spent.period]
+    cells[base + _PERIOD] = said
+    if spent.since > since or period not in (0, said):
         cells[base + _SINCE] = spent.since
         cells[base + _SPENT_TOKENS] = spent.tokens
         cells[base + _SPENT_COST] = spent.cost
@@ -184,9 +190,10 @@ def clear_lane(cells: Cells, base: int, lane: int) -> None:
 
 
 def _roll(cells: Cells, base: int, period: Period, wall: float) -> None:
-    """Begin a new budget if the old one's period is over."""
+    """Begin a new budget if the old one's period is over. A worker that knows of another period than the cells has not
+    heard yet that it was changed, or it is ahead of :func:`learn`."""
     since = _start(period, int(wall // 60))
-    if since > cells[base + _SINCE]:
+    if since > cells[base + _SINCE] and cells[base + _PERIOD] in (0, _PERIODS[period]):
         cells[base + _SINCE] = since
         cells[base + _SPENT_TOKENS] = 0
         cells[base + _SPENT_COST] = 0

@@ -30,6 +30,7 @@ from llmgw.router.journal import Batch, Journal
 from llmgw.router.launch import Setup, decode
 from llmgw.router.metrics_files import MetricsFiles
 from llmgw.router.server import RouterServer
+from llmgw.router.sight import Sight
 from llmgw.router.telling import Teller
 from llmgw.router.tls import Identity
 from llmgw.router.wire import (
@@ -55,7 +56,10 @@ from llmgw.telemetry.tracing import Tracer
 _AGAIN_FIRST_S = 0.2
 _AGAIN_MOST_S = 2.0
 _LOAD_EVERY_S = 0.25
-_LOAD_ANYWAY_S = 5.0
+_LOAD_ANYWAY_S = 1.0
+"""A worker that says nothing for long is taken to be stuck, see :data:`llmgw.router.worker.SILENT_S`."""
+
+_SIGHT_EVERY_S = 1.0
 _USAGE_EVERY_S = 0.5
 _AGAIN_S = 5.0
 """When usage is said again that nobody said was kept."""
@@ -233,6 +237,11 @@ class Worker:
             server.draining,
         )  # fmt: skip
 
+    def _sight(self) -> Sight:
+        directory = self._server.directory
+        engines = directory.sights(trio.current_time(), time.time())
+        return Sight(engines, self._server.metrics.choices, directory.refused.lately())
+
     async def _control(self) -> None:
         """Talk to the control plane, whenever there is one."""
         wait_s, alone = _AGAIN_FIRST_S, False
@@ -298,7 +307,8 @@ class Worker:
             if self._accept.is_set():
                 await channel.send(Serving())
             said: Load | None = None
-            said_at = said_usage_at = 0.0
+            said_at = said_usage_at = looked_at = 0.0
+            said_sight = Sight()
             said_usage: Batch | None = None
             while True:
                 self._wake = trio.Event()
@@ -314,6 +324,11 @@ class Worker:
                 if load != said or now - said_at > _LOAD_ANYWAY_S:
                     await channel.send(load)
                     said, said_at = load, now
+                if now - looked_at >= _SIGHT_EVERY_S:
+                    looked_at = now
+                    if (sight := self._sight()) != said_sight:
+                        await channel.send(sight)
+                        said_sight = sight
                 with trio.move_on_after(_LOAD_EVERY_S):
                     await self._wake.wait()
         except trio.BrokenResourceError:

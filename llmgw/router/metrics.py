@@ -89,6 +89,14 @@ class RouterMetrics(Collector):
         """An engine was chosen for a request, and why that one."""
         self._choices[model, reason] += 1
 
+    @property
+    def choices(self) -> dict[str, dict[str, int]]:
+        """How many engines were chosen, by model and reason."""
+        found: dict[str, dict[str, int]] = {}
+        for (model, reason), count in self._choices.items():
+            found.setdefault(model, {})[str(reason)] = count
+        return found
+
     def rejected(self, status: int) -> None:
         """The router answered by itself, with an error."""
         self._rejected[str(status)] += 1

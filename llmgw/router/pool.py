@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import random
 import secrets
+import time
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 
 import trio
 from attrs import define, frozen
@@ -14,11 +15,13 @@ from llmgw.router.choose import seed_of
 from llmgw.router.errors import ApiError
 from llmgw.router.health import Health, RetryBudget
 from llmgw.router.queue import FairQueue
+from llmgw.router.sight import EngineSight, RefusalBook
 from llmgw.router.sockets import Peer, dial
 from llmgw.router.table import Endpoint, Route, Table
 from llmgw.settings.catalog import Routing
 from llmgw.settings.document import RouterSettings
 
+_PROBE_S = 2.0
 _IDLE_MOST = 64
 _IDLE_S = 30.0
 """Engines close idle connections after 5 s (uvicorn) and up; one that was closed meanwhile is noticed at its use."""
@@ -27,13 +30,25 @@ _IDLE_S = 30.0
 class Engine:
     """One endpoint and what the router learnt of it. Lives on over new tables for as long as it is in them."""
 
-    __slots__ = ("_idle", "draining", "endpoint", "full", "head_lines", "health", "outstanding", "seed", "tokens")
+    __slots__ = (
+        "_idle",
+        "draining",
+        "endpoint",
+        "full",
+        "head_lines",
+        "health",
+        "outstanding",
+        "probed",
+        "seed",
+        "tokens",
+    )
 
     def __init__(self, endpoint: Endpoint) -> None:
         self.endpoint = endpoint
         self.draining = endpoint.draining
         self.health = Health()
         self.full = False
+        self.probed = False
         self.outstanding = 0
         self.tokens = 0
         self.seed = seed_of(endpoint.id)
@@ -56,6 +71,29 @@ class Engine:
     async def connect(self, timeout_s: float) -> Peer:
         """A new connection. Raises ``OSError``."""
         return await dial(self.endpoint.host, self.endpoint.port, timeout_s)
+
+    def to_probe(self, now: float) -> bool:
+        """Whether somebody should ask it if it is there: it was silent, and has been left alone for its time."""
+        return self.health.silent and self.health.troubled and now >= self.health.until and not self.probed
+
+    async def probe(self, clock: Callable[[], float]) -> None:
+        """Ask it for anything, in place of a client that would wait in vain; how it is is known then."""
+        self.probed = True
+        try:
+            with trio.move_on_after(_PROBE_S):
+                peer = await self.connect(_PROBE_S)
+                try:
+                    await peer.send(b"GET /health HTTP/1.1\r\n" + self.head_lines + b"connection: close\r\n\r\n")
+                    if await peer.receive():
+                        self.health.heard()
+                        return
+                finally:
+                    peer.close()
+        except OSError:
+            pass
+        finally:
+            self.probed = False
+        self.health.failed(clock(), silent=True)
 
     def give_back(self, peer: Peer, now: float) -> None:
         """Keep a connection whose answer ended exactly where it said."""
@@ -92,7 +130,7 @@ class Timeouts:
     def of(cls, routing: Routing, router: RouterSettings) -> Timeouts:
         """The model's own where it has any, and the router's."""
         return cls(
-            router.connect_timeout_s,
+            routing.connect_timeout_s or router.connect_timeout_s,
             routing.first_byte_timeout_s or router.first_byte_timeout_s,
             routing.idle_timeout_s or router.idle_timeout_s,
             routing.total_timeout_s or router.total_timeout_s,
@@ -150,6 +188,7 @@ class Directory:
         self._full: frozenset[str] = frozenset()
         self._waiting_now: set[str] = set()
         self.asked: Counter[str] = Counter()
+        self.refused = RefusalBook(time.time)
 
     def use(self, table: Table) -> None:
         """Take over a table; engines that are in both keep their connections and counts."""
@@ -277,11 +316,24 @@ class Directory:
         models = {id(e): served.route.model for served in reversed(self._served.values()) for e in served.engines}
         return {(models[id(e)], e.endpoint.id): e.outstanding for e in self._engines.values()}
 
-    def sweep(self, now: float) -> None:
-        """Look after idle connections and engines that have left."""
+    def sights(self, now: float, wall: float) -> dict[str, EngineSight]:
+        """What is known of engines that have something to do or are left alone, by endpoint id."""
+        found = {}
+        for engine in self._engines.values():
+            health = engine.health
+            if health.troubled:
+                until = float(round(wall + health.until - now))
+                found[engine.endpoint.id] = EngineSight(engine.tokens, 1, until, health.why)
+            elif engine.tokens:
+                found[engine.endpoint.id] = EngineSight(engine.tokens)
+        return found
+
+    def sweep(self, now: float) -> list[Engine]:
+        """Look after idle connections and engines that have left. Returns the engines to be probed."""
         for engine in self._engines.values():
             engine.sweep(now)
         self._leaving = [e for e in self._leaving if e.outstanding]
+        return [engine for engine in self._engines.values() if engine.to_probe(now)]
 
     def close(self) -> None:
         """Close every idle connection."""

@@ -158,7 +158,7 @@ class RouterServer:
         try:
             async with trio.open_nursery() as nursery:
                 nursery.start_soon(hang_ups.run)
-                nursery.start_soon(self._sweep, ticker)
+                nursery.start_soon(self._sweep, ticker, nursery)
                 if self._identity is not None:
                     nursery.start_soon(self._identity.follow)
                 async with trio.open_nursery() as clients:
@@ -246,6 +246,7 @@ class RouterServer:
             finally:
                 if scope.cancel_called and connection.exchange is not None:
                     self.metrics.client_gone(connection.exchange.model)
+                connection.exchange = None  # it refers back: together they would stay until the collector comes
                 hang_ups.forget(peer.sock)
                 peer.close()
                 del self._connections[connection]
@@ -261,7 +262,7 @@ class RouterServer:
         self._count += 1
         return b"req-%b-%x" % (self._name, self._count)
 
-    async def _sweep(self, ticker: Ticker) -> None:
+    async def _sweep(self, ticker: Ticker, probes: trio.Nursery) -> None:
         """One look at every deadline a few times a second, instead of a time-out for every operation."""
         while True:
             await trio.sleep(_SWEEP_S)
@@ -269,4 +270,5 @@ class RouterServer:
             # Deadlines are counted from the sweep before they were made, so that much more has to be over.
             for connection in list(self._connections):
                 connection.sweep(now - _SWEEP_S)
-            self.directory.sweep(now)
+            for engine in self.directory.sweep(now):
+                probes.start_soon(engine.probe, self._clock)

@@ -13,6 +13,7 @@ import orjson
 from attrs import field, frozen
 
 from llmgw.errors import PeerError
+from llmgw.router.sight import Sight
 from llmgw.router.table import Table
 from llmgw.settings.convert import strict_converter
 from llmgw.settings.keys import ApiKey
@@ -52,7 +53,7 @@ class Serving:
 
 @frozen
 class Load:
-    """Worker: open requests by endpoint id, when they changed and every few seconds.
+    """Worker: open requests by endpoint id, when they changed and every second: one that says nothing is stuck.
 
     ``waiting`` counts those that are held until their model has an engine, and ``asked`` all that ever came, by model.
     """
@@ -138,7 +139,7 @@ class Drain:
     replaced: bool = False
 
 
-FromWorker = Hello | Serving | Load | Failed | KeysHeld | Usage
+FromWorker = Hello | Serving | Load | Sight | Failed | KeysHeld | Usage
 ToWorker = Accept | UseTable | Full | Keys | Spent | UsageKept | Drain
 
 _KINDS: dict[str, type] = {
@@ -146,6 +147,7 @@ _KINDS: dict[str, type] = {
     "accept": Accept,
     "serving": Serving,
     "load": Load,
+    "sight": Sight,
     "failed": Failed,
     "table": UseTable,
     "full": Full,

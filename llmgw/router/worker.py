@@ -14,6 +14,7 @@ from attrs import define, evolve, field, frozen
 from llmgw import __version__
 from llmgw.errors import OperatorError, PeerError
 from llmgw.router.control_socket import Channel
+from llmgw.router.sight import Sight
 from llmgw.router.table import Table
 from llmgw.router.wire import (
     Accept,
@@ -36,6 +37,11 @@ from llmgw.settings.usage import UsageRow
 from llmgw.telemetry.logging import logger
 
 _KILL_S = 1.0
+_LISTEN_S = 1.0
+
+SILENT_S = 10.0
+"""A worker that says nothing for so long is stuck, whatever its process does: it speaks every second."""
+
 _PAGE_KEYS = 100
 """So many keys a message: taking one over must not hold the worker's requests up."""
 
@@ -113,7 +119,7 @@ def shared_out(table: Table, workers: int) -> Table:
 class RouterWorker:
     """One process. ``ended`` is set when it is gone; ``changed`` is called whenever it says how it is.
 
-    ``fits`` is whether it was started with what is set up now.
+    ``fits`` is whether it was started with what is set up now, ``heard`` how often it said something.
     """
 
     pid: int
@@ -125,10 +131,13 @@ class RouterWorker:
     version: str = __version__
     since: float = field(factory=time.time)
     keys: int = 0
+    heard: int = 0
     load: Load | None = None
+    sight: Sight = field(factory=Sight)
     failure: OperatorError | None = None
     ended: trio.Event = field(factory=trio.Event)
     _channel: Channel | None = None
+    _hearing: bool = False
 
     @property
     def state(self) -> WorkerState:
@@ -141,6 +150,7 @@ class RouterWorker:
     async def talk(self, channel: Channel, hello: Hello) -> None:
         """Hear what it says and tell it what is new, until the connection ends. Raises :class:`PeerError`."""
         self._channel = channel
+        self.heard += 1
         self.version, self.keys = hello.version, hello.keys
         self.draining = self.draining or hello.draining
         kept: list[UsageKept] = []
@@ -150,18 +160,24 @@ class RouterWorker:
                 if hello.version == __version__:
                     nursery.start_soon(self._hand_on, channel, kept, nursery.cancel_scope)
                 while (message := await channel.receive()) is not None:
+                    self.heard += 1
                     match message:
                         case Serving():
                             self.serving = True
                         case Load():
                             self.load = message
+                        case Sight():
+                            self.sight = message
+                            continue
                         case KeysHeld(version=version):
                             self.keys = version
                         case Usage(ledger=ledger, seq=seq, rows=rows):
+                            self._hearing = True
                             keys = self.feed.keys
                             if keys is not None and await keys.used(ledger, seq, rows):
                                 kept.append(UsageKept(ledger, seq))
                                 self.feed.changed()
+                            self._hearing = False
                             continue
                         case Failed(thing=thing, reason=reason, remedy=remedy):
                             self.failure = OperatorError(thing, reason, remedy)
@@ -170,6 +186,7 @@ class RouterWorker:
                     self.changed()
                 nursery.cancel_scope.cancel(reason="the worker is gone")
         finally:
+            self._hearing = False
             if self._channel is channel:
                 self._channel = None
 
@@ -200,19 +217,32 @@ class RouterWorker:
             except ProcessLookupError:
                 return
 
-    async def watch(self) -> None:
-        """Wait until its process is gone."""
+    async def watch(self, silent_s: float = SILENT_S) -> None:
+        """Wait until its process is gone; one that is there and says nothing for so long is killed."""
         try:
             handle = os.pidfd_open(self.pid)
         except ProcessLookupError:
             handle = -1
         try:
             if handle >= 0:
-                await trio.lowlevel.wait_readable(handle)
+                async with trio.open_nursery() as nursery:
+                    nursery.start_soon(self._end_if_silent, silent_s)
+                    await trio.lowlevel.wait_readable(handle)
+                    nursery.cancel_scope.cancel(reason="the worker is gone")
             self.ended.set()
         finally:
             if handle >= 0:
                 os.close(handle)
+
+    async def _end_if_silent(self, silent_s: float) -> None:
+        silent = 0
+        while silent * _LISTEN_S < silent_s:
+            heard = self.heard
+            # Step by step: when this process itself was stopped for a while, that is one step and no silence.
+            await trio.sleep(_LISTEN_S)
+            silent = 0 if self._hearing or self.heard != heard else silent + 1
+        _log.error("a router worker is stuck; killing it", pid=self.pid, silent_s=silent_s)
+        self.kill()
 
     async def _hand_on(self, channel: Channel, kept: list[UsageKept], scope: trio.CancelScope) -> None:
         """Send the newest table and what is new of the keys, and each one after it."""

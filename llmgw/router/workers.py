@@ -24,10 +24,11 @@ from llmgw.router.counts import COUNTS_FOLDER
 from llmgw.router.launch import Setup, count, fingerprint, launch
 from llmgw.router.metrics_files import forget
 from llmgw.router.server import listen
+from llmgw.router.sight import Sight, together
 from llmgw.router.table import Table
 from llmgw.router.tls import context_of
 from llmgw.router.wire import Hello, Load
-from llmgw.router.worker import Feed, KeySource, RouterWorker, WorkerState
+from llmgw.router.worker import SILENT_S, Feed, KeySource, RouterWorker, WorkerState
 from llmgw.settings.daemon import Log, RouterListener
 from llmgw.telemetry.logging import logger
 
@@ -43,11 +44,12 @@ _AGAIN_MOST_S = 10.0
 class RouterWorkers:
     """Owns the router's processes for as long as :meth:`run` runs; a cancelled one leaves them serving."""
 
-    def __init__(self, folder: Path, config: RouterListener, log: Log) -> None:
+    def __init__(self, folder: Path, config: RouterListener, log: Log, silent_s: float = SILENT_S) -> None:
         self._socket = folder / "router.sock"
         self._pid_file = folder / "router.pid"
         self._counts = folder / COUNTS_FOLDER
         self._config = config
+        self._silent_s = silent_s
         self._setup = Setup(config, log)
         self._fingerprint = fingerprint(self._setup)
         self._count = count(config)
@@ -105,6 +107,21 @@ class RouterWorkers:
         return self._load().outstanding
 
     @property
+    def load(self) -> Load:
+        """What all workers have to do."""
+        return self._load()
+
+    @property
+    def sight(self) -> Sight:
+        """What the choices of all workers rest on, as of a second ago."""
+        return together(worker.sight for worker in self._workers.values())
+
+    @property
+    def table(self) -> Table | None:
+        """What they route by."""
+        return self._feed.table
+
+    @property
     def keys_held(self) -> int:
         """The version of the keys that every worker has."""
         return min((w.keys for w in self._workers.values()), default=0)
@@ -135,6 +152,11 @@ class RouterWorkers:
                 await self._changed.wait()
             return True
         return False
+
+    @property
+    def full(self) -> tuple[str, ...]:
+        """The engines that say that they have no room."""
+        return self._feed.full
 
     def fill(self, full: tuple[str, ...]) -> None:
         """These engines say that they have no room."""
@@ -190,6 +212,9 @@ class RouterWorkers:
         with trio.move_on_after(_ADOPT_S):
             while not all(worker.load for worker in self._workers.values()):
                 await self._changed.wait()
+        # One that is stuck may hold the only listening socket there is: the address is free once it is killed.
+        while self._listener is None and any(not worker.heard for worker in self._workers.values()):
+            await self._changed.wait()
         self._adopting = False
         if not self._workers:
             # Nobody counts on from here, so the counters may begin anew, as those of every process that starts do.
@@ -280,7 +305,7 @@ class RouterWorkers:
         return worker
 
     async def _watch(self, worker: RouterWorker) -> None:
-        await worker.watch()
+        await worker.watch(self._silent_s)
         self._workers.pop(worker.pid, None)
         self._write_pids()
         if worker.load is not None:

@@ -281,6 +281,11 @@ class Cluster:
         row = self._rows.get(node)
         return NOTHING_SAID if row is None else row.settings
 
+    @property
+    def engine_loads(self) -> Mapping[str, EngineLoad]:
+        """What engines say that they have to do, by shard."""
+        return self._demand.engines()
+
     def loaded(self, load: Load, now: float) -> None:
         """The router said what it has."""
         before = self._demand.waiting

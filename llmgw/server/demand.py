@@ -53,6 +53,10 @@ class DemandBook:
             self._full[node] = full
         return full != before
 
+    def engines(self) -> dict[str, EngineLoad]:
+        """What engines say of themselves, by shard."""
+        return {load.shard: load for loads in self._engines.values() for load in loads}
+
     def full(self) -> tuple[str, ...]:
         """The shards whose engines say that they have no room for another request."""
         return tuple(sorted(shard for shards in self._full.values() for shard in shards))

@@ -238,9 +238,12 @@ class KeyBook:
         """Read what these keys used since their budgets began."""
         now = self._clock()
         for key in keys:
-            since = period_start(key.limits.budget_period, now)
+            period = key.limits.budget_period
+            since = period_start(period, now)
             rows = await self._store.usage(since // DAY_S, int(now // DAY_S), key.id)
-            row = Spent(key.slot, since, sum(r.prompt + r.completion for r in rows), sum(r.cost for r in rows))
+            if self._keys[key.id].limits.budget_period is not period:
+                continue  # it was changed meanwhile, and whoever did that adds up anew
+            row = Spent(key.slot, since, sum(r.prompt + r.completion for r in rows), sum(r.cost for r in rows), period)
             before = self._spent.get(key.slot)
             if before is None or before[1] != row:
                 self._mark += 1

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable
 
+from llmgw.router.sight import EngineSight
 from llmgw.router.workers import RouterWorkers
 from llmgw.scheduler.brake import brake
 from llmgw.scheduler.explain import Unplaced
@@ -11,10 +13,11 @@ from llmgw.scheduler.state import ClusterState
 from llmgw.server.cluster import Cluster
 from llmgw.server.keys import KeyBook
 from llmgw.server.leader import Leadership
+from llmgw.settings.catalog import Model
 from llmgw.settings.document import Auth, Settings
 from llmgw.store.api import Store, StoredDecision
 from llmgw.telemetry.metrics import ControlPlaneMetrics
-from llmgw.web.source import Identity, RouterProcess, RouterStatus
+from llmgw.web.source import Identity, Routed, RoutedReplica, RouterProcess, RouterStatus, Turned
 
 
 class Status:
@@ -90,6 +93,32 @@ class Status:
             active,
             tuple(workers),
         )
+
+    def routed(self, model: Model) -> Routed:
+        """Of this control plane's own router; an engine says what it has to do to the leader."""
+        table, load, sight = self._router.table, self._router.load, self._router.sight
+        full, loads = self._router.full, self._cluster.engine_loads
+        found: dict[str, RoutedReplica] = {}
+        for route in () if table is None else table.routes:
+            if route.model not in model.names:
+                continue
+            for endpoint in route.endpoints:
+                seen, said = sight.engines.get(endpoint.id, EngineSight()), loads.get(endpoint.id)
+                found[endpoint.id] = RoutedReplica(
+                    endpoint.id, endpoint.draining, load.outstanding.get(endpoint.id, 0), seen.tokens,
+                    None if said is None else said.running, None if said is None else said.waiting,
+                    None if said is None else said.kv_usage, endpoint.id in full, seen.left_alone, seen.until, seen.why,
+                )  # fmt: skip
+        choices: Counter[str] = Counter()
+        for name in model.names:
+            choices.update(sight.choices.get(name, {}))
+        refused = (
+            Turned(code, r.count, r.last, r.message)
+            for name in model.names
+            for code, r in sight.refused.get(name, {}).items()
+        )
+        waiting = sum(load.waiting.get(name, 0) for name in model.names)
+        return Routed(tuple(found.values()), waiting, choices, tuple(sorted(refused, key=lambda t: -t.last)))
 
     async def decisions(self, limit: int, about: str | None = None) -> tuple[StoredDecision, ...]:
         """The newest decisions."""

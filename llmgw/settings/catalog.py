@@ -157,13 +157,14 @@ class Routing:
 
     At most ``concurrency`` are at one engine at a time (unset: as many as come, the engine has a queue of its own); up
     to ``queue`` wait for one, their users in turn, each for ``queue_s``. The times, in seconds, stand in for those of
-    the ``router`` section: until the first byte, between two pieces, and in all.
+    the ``router`` section: to reach it, until the first byte, between two pieces, and in all.
     """
 
     balance: Balance = Balance.PREFIX
     concurrency: int | None = None
     queue: int = 256
     queue_s: float = 30.0
+    connect_timeout_s: float | None = None
     first_byte_timeout_s: float | None = None
     idle_timeout_s: float | None = None
     total_timeout_s: float | None = None

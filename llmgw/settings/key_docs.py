@@ -78,6 +78,7 @@ DOCS: Mapping[str, KeyDoc] = MappingProxyType(
         "models.NAME.routing.concurrency": KeyDoc("The most requests at one engine at a time.", "64", "0", "requests"),
         "models.NAME.routing.queue": KeyDoc("How many wait for an engine, before others are refused.", "512", "-1", "requests"),
         "models.NAME.routing.queue_s": KeyDoc("How long one waits.", "10", "0"),
+        "models.NAME.routing.connect_timeout_s": KeyDoc("As in `router`, for this model.", "5", "0"),
         "models.NAME.routing.first_byte_timeout_s": KeyDoc("As in `router`, for this model.", "60", "0"),
         "models.NAME.routing.idle_timeout_s": KeyDoc("As in `router`, for this model.", "30", "0"),
         "models.NAME.routing.total_timeout_s": KeyDoc("As in `router`, for this model.", "600", "0"),

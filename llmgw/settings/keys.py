@@ -116,12 +116,14 @@ class ApiKey:
 
 @frozen
 class Spent:
-    """What the key of a slot used since its budget began, so far as it is written down: tokens, and millionths."""
+    """What the key of a slot used since its budget of this ``period`` began, so far as it is written down: tokens, and
+    millionths."""
 
     slot: int
     since: int
     tokens: int
     cost: int
+    period: Period
 
 
 def token_of(ident: str, secret: str) -> str:

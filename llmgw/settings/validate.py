@@ -214,7 +214,7 @@ def _routing(routing: Routing) -> Iterator[Rule]:
         yield ("concurrency",), f"expected at least 1, found {routing.concurrency}", "leave it out for no bound"
     if routing.queue < 0:
         yield ("queue",), f"expected at least 0, found {routing.queue}", ""
-    for name in ("queue_s", "first_byte_timeout_s", "idle_timeout_s", "total_timeout_s"):
+    for name in ("queue_s", "connect_timeout_s", "first_byte_timeout_s", "idle_timeout_s", "total_timeout_s"):
         value = getattr(routing, name)
         if value is not None and value <= 0:
             yield (name,), f"expected more than 0 seconds, found {value:g}", ""

@@ -141,7 +141,7 @@ def app(
         base = model_of_adapter(name, source.settings())
         stored = await source.decisions(_limit(request, 20), name if base is None else base.name)
         settings, state = source.settings(), source.state()
-        found = why_view(name, settings, state, source.unplaced(), source.now(), stored)
+        found = why_view(name, settings, state, source.unplaced(), source.now(), stored, source.routed)
         return _error(404, *unknown(name, settings, state)) if found is None else found
 
     async def plan(request: Request) -> Any:

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Protocol
 
-from attrs import frozen
+from attrs import field, frozen
 
 from llmgw.scheduler.explain import Unplaced
 from llmgw.scheduler.state import ClusterState
+from llmgw.settings.catalog import Model
 from llmgw.settings.document import Settings
 from llmgw.store.api import StoredDecision
 
@@ -42,6 +44,48 @@ class RouterStatus:
 
 
 @frozen
+class RoutedReplica:
+    """One engine of a model as the router sees it, and as it says itself (``None``: it does not).
+
+    ``requests`` and ``tokens`` are outstanding at it. ``full``: by its own word it has no room. So many workers of the
+    router have ``left_alone`` what failed, ``until`` when (epoch seconds), because of ``failures`` in a row, because it
+    was ``silent``, or because of ``errors``.
+    """
+
+    endpoint: str
+    draining: bool
+    requests: int
+    tokens: int
+    running: int | None = None
+    waiting: int | None = None
+    kv_usage: float | None = None
+    full: bool = False
+    left_alone: int = 0
+    until: float = 0.0
+    why: str = ""
+
+
+@frozen
+class Turned:
+    """Requests of the last minutes that ended with one code: how many, when the last was, and what it was told."""
+
+    code: str
+    count: int
+    last: float
+    message: str
+
+
+@frozen
+class Routed:
+    """What the router has to do for a model. ``choices`` counts why replicas were taken, since its workers began."""
+
+    replicas: tuple[RoutedReplica, ...] = ()
+    waiting: int = 0
+    choices: Mapping[str, int] = field(factory=dict)
+    refused: tuple[Turned, ...] = ()
+
+
+@frozen
 class Identity:
     """Which control plane answers. ``leader`` is the admin API of the one that leads, where that is another."""
 
@@ -71,6 +115,10 @@ class Source(Protocol):
     def unplaced(self) -> tuple[Unplaced, ...]: ...
 
     def router(self) -> RouterStatus: ...
+
+    def routed(self, model: Model) -> Routed:
+        """How the router treats this model's requests now, those for its adapters among them."""
+        ...
 
     async def decisions(self, limit: int, about: str | None = None) -> tuple[StoredDecision, ...]:
         """The newest ones, newest first; of those only what names ``about`` as its replica, model or node."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from difflib import get_close_matches
 
 from attrs import evolve
@@ -14,6 +14,8 @@ from llmgw.scheduler.summary import ModelView, model_views, of_adapter, replica_
 from llmgw.settings.catalog import Model
 from llmgw.settings.document import Settings
 from llmgw.store.api import StoredDecision
+from llmgw.web.routing import routing_view
+from llmgw.web.source import Routed
 from llmgw.web.views import Json, brake_view, decisions_view, models_view, nodes_view, replica_json
 
 
@@ -31,11 +33,15 @@ def why_view(
     unplaced: tuple[Unplaced, ...],
     now: float,
     decisions: tuple[StoredDecision, ...],
+    routed: Callable[[Model], Routed],
 ) -> Json | None:
     """Everything that has this name; ``None`` when nothing has it, nor ever had as far as the decisions go back."""
     held = brake_view(state)
     base = model_of_adapter(name, settings)
     model = _model(name if base is None else base.name, settings, state, unplaced, now)
+    asked = settings.model(name) if base is None else base
+    if model is not None and asked is not None:
+        model["routing"] = routing_view(asked, routed(asked), now)
     adapter = None
     if base is not None and model is not None:
         (view,) = model_views(

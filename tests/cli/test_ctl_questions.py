@@ -13,6 +13,7 @@ from attrs import evolve
 from llmgw.scheduler.scale import Scale
 from llmgw.scheduler.state import Assignment, NodeState, ShardState
 from llmgw.settings.catalog import Scaling
+from llmgw.web.source import Routed, RoutedReplica, Turned
 from tests.scheduler.clusters import NOW, device, fabric, model, node, profile, report, row, wide
 from tests.web.admin import TOKEN, Admin, admin
 
@@ -118,7 +119,22 @@ async def test_why(tmp_path: Path) -> None:
             "AGO DECISION REPLICA NODE WHY",
             "0 s place m-1 n1 why",
         ]
+        it.picture.traffic = Routed(
+            (RoutedReplica("m-1.0", False, 3, 1200, 2, 1, 0.42), RoutedReplica("m-2.0", True, 0, 0)),
+            4, {"affinity": 8, "room": 2}, (Turned("overloaded", 12, NOW - 3, "too many requests wait for it"),),
+        )  # fmt: skip
         _, said = await ctl(it, tmp_path, "why", "m")
+        lines = squeezed(said)
+        at = next(n for n, line in enumerate(lines) if line.startswith("routing: prefix: a conversation stays"))
+        assert lines[at + 1 : at + 7] == [
+            "m-1.0: 3 requests with 1200 tokens outstanding; its engine: 2 running, 1 waiting, 42% of the KV cache",
+            "m-2.0: 0 requests with 0 tokens outstanding",
+            "drains: it gets nothing new",
+            "why replicas were taken, since the router began: 8 affinity, 2 room",
+            "4 requests wait: every replica has the None requests that it may have; they wait for up to 30 s, 256 of them "
+            "at most",
+            "turned away in the last 5 min: 12 overloaded, the last one 3 s ago: too many requests wait for it",
+        ]
         assert "1 of 3 ready; its users are told that it is ready with 1 of 3 replicas" in said
         assert "m-100 placed with profile p on n1: gpu-1" in said
         assert "1 without a place: no node can take it" in said

@@ -8,8 +8,16 @@ from collections import Counter
 
 import trio
 
-_BODY = json.dumps({"model": "m", "messages": []}).encode()
-REQUEST = b"POST /v1/chat/completions HTTP/1.1\r\nhost: gw\r\ncontent-length: %d\r\n\r\n%b" % (len(_BODY), _BODY)
+BODY = json.dumps({"model": "m", "messages": []}).encode()
+
+
+def chat(fields: bytes = b"", body: bytes = BODY) -> bytes:
+    """A request with these fields in its head."""
+    head = b"POST /v1/chat/completions HTTP/1.1\r\nhost: gw\r\n%bcontent-length: %d\r\n\r\n" % (fields, len(body))
+    return head + body
+
+
+REQUEST = chat()
 
 
 class Load:
@@ -19,6 +27,7 @@ class Load:
         self.port = port
         self.tls = tls
         self.pause_s = pause_s
+        self.request = REQUEST
         self.answered = 0
         self.failed: Counter[str] = Counter()
         self._stop = False
@@ -52,7 +61,7 @@ class Load:
     async def _requests(self, stream: trio.abc.Stream) -> None:
         async with stream:
             while not self._stop:
-                await stream.send_all(REQUEST)
+                await stream.send_all(self.request)
                 data = b""
                 while b"\r\n\r\n" not in data or not _whole(data):
                     more = await stream.receive_some(65536)

@@ -380,17 +380,17 @@ async def test_a_budget_is_learnt_used_up_and_said() -> None:
     async with closed(e.answers, limits=limits) as it, it.client() as client:
         gate = it.server.gate
         since = period_start(Period.DAY, time.time())
-        gate.learn((Spent(1, since, 75, 0),))
+        gate.learn((Spent(1, since, 75, 0, Period.DAY),))
         await client.post(PLAIN, fields=AUTH)
         assert (await client.answer())[0] == 200
         await settled(it)
-        gate.learn((Spent(1, since, 76, 0),))  # the store is behind
+        gate.learn((Spent(1, since, 76, 0, Period.DAY),))  # the store is behind
         assert cells(it)[4] == 78
-        gate.learn((Spent(1, since - 86400, 9999, 0),))
+        gate.learn((Spent(1, since - 86400, 9999, 0, Period.DAY),))
         assert cells(it)[4] == 78
         await client.post(PLAIN, fields=AUTH)
         assert (await client.answer())[0] == 200
-        gate.learn((Spent(1, since, 95, 0),))
+        gate.learn((Spent(1, since, 95, 0, Period.DAY),))
         await client.post(PLAIN, fields=AUTH)
         status, head, content = await client.answer()
         assert (status, head[b"x-should-retry"]) == (429, b"false")

@@ -10,6 +10,7 @@ from llmgw.router.health import (
     OUT_FIRST_S,
     OUT_MOST_S,
     RETRIES_SAVED,
+    SILENT_S,
     Health,
     RetryBudget,
 )
@@ -27,7 +28,7 @@ def test_failures_in_a_row() -> None:
     for _ in range(3):
         for _ in range(CONNECT_FAILURES - 1):
             health.failed(0)
-        health.worked()
+        health.worked(0)
     assert not health.out(0)
     assert out().out(OUT_FIRST_S - 0.1)
     assert not out().out(OUT_FIRST_S)
@@ -51,7 +52,7 @@ def test_one_request_tries_it_and_its_answer_decides() -> None:
     assert not health.out(later)
     health.asked()
     assert health.out(later), "one at a time"
-    health.worked()
+    health.worked(0)
     assert not health.out(later)
     health.failed(later)
     assert not health.out(later), "forgiven: it needs as many failures as at first"
@@ -68,6 +69,30 @@ def test_a_trial_whose_client_leaves_is_somebody_else_s() -> None:
     health.asked()
     health.left()
     assert not health.out(OUT_FIRST_S)
+
+
+def test_clients_that_leave_without_a_byte_say_that_it_is_silent() -> None:
+    def left_by(*, asked: float, left: float, answered: float) -> bool:
+        health = Health()
+        health.worked(answered)
+        for _ in range(CONNECT_FAILURES):
+            health.abandoned(asked, left)
+        return health.out(left)
+
+    assert left_by(asked=10, left=10 + SILENT_S, answered=9)
+    assert not left_by(asked=10, left=10 + SILENT_S - 0.1, answered=9), "it was in a hurry"
+    assert not left_by(asked=10, left=10 + SILENT_S, answered=10), "others had answers meanwhile"
+    health = Health()
+    for _ in range(CONNECT_FAILURES):
+        health.failed(0, silent=True)
+    assert health.out(OUT_FIRST_S), "no client tries it"
+    health.failed(OUT_FIRST_S, silent=True)
+    assert health.until == 3 * OUT_FIRST_S, "whoever asked it waits twice as long"
+    health.heard()
+    assert not health.out(3 * OUT_FIRST_S)
+    health.asked()
+    health.worked(20)
+    assert not health.troubled
 
 
 def test_what_was_under_way_when_it_went_out_says_nothing_new() -> None:
@@ -92,7 +117,7 @@ def test_whatever_happens_it_is_tried_again(steps: list[tuple[str, float]]) -> N
     health, now = Health(), 0.0
     for what, passed in steps:
         now += passed
-        if what in ("failed", "erred"):
+        if what in ("failed", "erred", "worked"):
             getattr(health, what)(now)
         else:
             getattr(health, what)()

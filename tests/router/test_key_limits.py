@@ -50,6 +50,7 @@ class Shared(RuleBasedStateMachine):
         self.charges: list[Charge] = []
         self.spent_tokens = self.spent_cost = 0
         self.since = 0
+        self.period: Period | None = None
 
     @initialize(
         rpm=st.none() | st.integers(0, 6), tpm=st.none() | st.integers(0, 60), concurrent=st.none() | st.integers(0, 4),
@@ -81,7 +82,7 @@ class Shared(RuleBasedStateMachine):
 
     def roll(self) -> None:
         since = period_start(self.limits.budget_period, self.wall)
-        if since > self.since:
+        if since > self.since and self.period in (None, self.limits.budget_period):
             self.since, self.spent_tokens, self.spent_cost = since, 0, 0
 
     def window(self, seconds: float) -> tuple[int, int]:
@@ -167,6 +168,11 @@ class Shared(RuleBasedStateMachine):
         elif used > request.grant.tokens >= 0:
             self.charges.append(Charge(self.now, used - request.grant.tokens))
 
+    @rule(period=st.sampled_from(Period))
+    def change(self, period: Period) -> None:
+        """An operator wants another period; what was used in it is said a moment later."""
+        self.limits = evolve(self.limits, budget_period=period)
+
     @rule(lane=st.integers(0, LANES - 1))
     def die(self, lane: int) -> None:
         """A worker is killed, and another takes its lane: what was under way is forgotten, what was granted is not."""
@@ -176,10 +182,12 @@ class Shared(RuleBasedStateMachine):
     @rule(back=st.integers(0, 1), tokens=st.integers(0, 60), cost=st.integers(0, 60))
     def learn(self, back: int, tokens: int, cost: int) -> None:
         """The store says what it knows; that may be old, and is never more than the truth of these cells unless others
-        used the key as well."""
-        since = period_start(self.limits.budget_period, self.wall - back * 86400 * 32)
-        rules.learn(self.cells, BASE, Spent(1, since, tokens, cost))
-        if since > self.since:
+        used the key as well. What is known of another period is no part of it."""
+        period = self.limits.budget_period
+        since = period_start(period, self.wall - back * 86400 * 32)
+        rules.learn(self.cells, BASE, Spent(1, since, tokens, cost, period))
+        before, self.period = self.period, period
+        if since > self.since or before not in (None, period):
             self.since, self.spent_tokens, self.spent_cost = since, tokens, cost
         elif since == self.since:
             self.spent_tokens, self.spent_cost = max(self.spent_tokens, tokens), max(self.spent_cost, cost)
@@ -239,3 +247,27 @@ def test_a_budget_that_is_used_up_says_when_it_begins_anew() -> None:
     assert isinstance(found, Refused)
     assert (found.used, found.after_s) == (8, 86000.0)
     assert isinstance(rules.reserve(cells, 0, 0, most, 100, 86400.0 * 51, 6, 0), Grant)
+
+
+def test_another_period_is_another_budget() -> None:
+    """A day's budget becomes a month's, and then a day's again: what the store has of it holds, not what is here."""
+    cells, noon = [0] * SLOT_CELLS, 86400.0 * 20_003.5
+    day, month = (Limits(budget_tokens=100, budget_period=period) for period in (Period.DAY, Period.MONTH))
+    today, first = 20_003 * 86400, 19_997 * 86400
+
+    def left(most: Limits, wall: float = noon) -> int:
+        """What can still be asked for."""
+        found = rules.reserve(list(cells), 0, 0, most, 100, wall, 101, 0)
+        assert isinstance(found, Refused)
+        return found.limit - found.used
+
+    rules.learn(cells, 0, Spent(1, today, 10, 0, Period.DAY))
+    assert left(day) == 90
+    assert left(month) == 90, "of this nobody has said anything yet"
+    rules.learn(cells, 0, Spent(1, first, 70, 0, Period.MONTH))
+    assert left(month) == 30
+    assert left(day) == 30, "a worker that has not heard of it begins no new day"
+    assert left(month, 86400.0 * 20_028) == 100, "the next month"
+    rules.learn(cells, 0, Spent(1, today, 12, 0, Period.DAY))
+    assert left(day) == 88
+    assert left(day, noon + 43200) == 100, "the next day"

@@ -89,7 +89,7 @@ def test_what_engines_say_of_themselves_lives_on_over_tables() -> None:
 
 def test_a_model_s_own_times_come_before_the_router_s() -> None:
     directory = Directory()
-    own = Routing(first_byte_timeout_s=7, total_timeout_s=9)
-    directory.use(Table(1, (Route("m", (A,), routing=own), Route("n", (B,))), RouterSettings(2, idle_timeout_s=3)))
+    own = Routing(connect_timeout_s=1, first_byte_timeout_s=7, total_timeout_s=9)
+    directory.use(Table(1, (Route("m", (A,), routing=own), Route("n", (B,))), RouterSettings(idle_timeout_s=3)))
     times = [found.timeouts for name in ("m", "n") if (found := directory.find(name)) is not None]
-    assert [(t.first_byte_s, t.idle_s, t.total_s) for t in times] == [(7, 3, 9), (600, 3, 3600)]
+    assert [(t.connect_s, t.first_byte_s, t.idle_s, t.total_s) for t in times] == [(1, 7, 3, 9), (2, 600, 3, 3600)]

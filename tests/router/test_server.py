@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import json
 import random
 from collections.abc import AsyncIterator
@@ -12,6 +13,7 @@ import trio
 import trio.testing
 from attrs import evolve
 
+from llmgw.router.exchange import Exchange
 from llmgw.router.health import ERRORS, RETRIES_SAVED, RETRY_SHARE
 from llmgw.router.server import RouterServer, listen
 from llmgw.router.table import Endpoint, Route, Table
@@ -450,6 +452,54 @@ async def test_a_silent_engine_is_given_up_in_time() -> None:
             await it.engines[0].left.wait()
 
 
+async def test_an_engine_that_takes_requests_and_answers_none_gets_no_more(
+    autojump_clock: trio.testing.MockClock,
+) -> None:
+    """Clients leave after ten seconds, long before the engine's own time is over; three of them are enough. From then
+    on it is the router that asks it, and no client's request goes there until it says something."""
+    autojump_clock.autojump_threshold = 0.01  # real sockets need a moment of real time
+    heals = trio.Event()
+
+    async def hangs(visit: e.Visit) -> None:
+        await visit.request()
+        if heals.is_set():
+            await visit.send(e.whole())
+        else:
+            await visit.gone()
+
+    async with router(hangs, e.answers) as it:
+        sent: list[float] = []
+        late: list[float] = []
+
+        async def ask() -> None:
+            began = trio.current_time()
+            sent.append(began)
+            with trio.move_on_after(10) as patience:
+                async with it.client() as client:
+                    await client.post(b'{"model": "m", "messages": [{"role": "user", "content": "%d"}]}' % len(sent))
+                    assert (await client.answer())[0] == 200
+            if patience.cancelled_caught:
+                late.append(began)
+
+        async with trio.open_nursery() as nursery:
+            for _ in range(110):
+                nursery.start_soon(ask)
+                await trio.sleep(0.5)
+        assert late, "it was asked"
+        assert max(late) - sent[0] < 11
+        paths = [head.split(b" ")[1] for head, _ in it.engines[0].requests]
+        assert paths.count(b"/v1/chat/completions") == len(late)
+        assert 2 <= paths.count(b"/health") <= 6, "ever more seldom"
+        heals.set()
+        asked = len(late)
+        with trio.fail_after(130):
+            while paths.count(b"/v1/chat/completions") == asked:
+                await ask()
+                await trio.sleep(0.5)
+                paths = [head.split(b" ")[1] for head, _ in it.engines[0].requests]
+        assert len(late) == asked
+
+
 async def test_a_stream_that_stands_still_is_cut() -> None:
     async with router(e.begins_a_stream, idle_timeout_s=0.3) as it, it.client() as client:
         await client.post()
@@ -753,13 +803,18 @@ async def test_clients_that_come_and_go_leave_nothing_behind() -> None:
                         await client.head()
                         await client.rest()
 
-        async with trio.open_nursery() as nursery:
-            for number in range(20):
-                nursery.start_soon(come_and_go, number)
-        await it.quiet()
-        with trio.fail_after(2):
-            while it.server._connections:
-                await trio.sleep(0.005)
+        gc.disable()
+        try:
+            async with trio.open_nursery() as nursery:
+                for number in range(20):
+                    nursery.start_soon(come_and_go, number)
+            await it.quiet()
+            with trio.fail_after(2):
+                while it.server._connections:
+                    await trio.sleep(0.005)
+            assert not [x for x in gc.get_objects() if isinstance(x, Exchange)], "none waits for the collector"
+        finally:
+            gc.enable()
 
 
 async def test_a_head_that_comes_byte_by_byte_has_one_deadline(autojump_clock: trio.testing.MockClock) -> None:

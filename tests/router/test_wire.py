@@ -5,6 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from llmgw.errors import PeerError
+from llmgw.router.sight import EngineSight, Refusals, Sight
 from llmgw.router.table import Endpoint, Route, Table
 from llmgw.router.wire import (
     Drain,
@@ -38,13 +39,14 @@ def test_round_trip() -> None:
         Full(("m-1.0", "m-2.0")),
         Drain(1.5),
         Keys(3, 9, (key,), True),
-        Spent((SpentRow(3, 86400, 5, 6),)),
+        Spent((SpentRow(3, 86400, 5, 6, Period.DAY),)),
         UsageKept("l", 4),
         KeysHeld(9),
         Usage("l", 4, (UsageRow("a", "m", 20000, 1, 2, 3, 4, 5, 6),)),
         Hello(1, "v", "a:1", 3, 2.0, 9),
         Serving(),
         Load({"m-1.0": 2}, {"n": 1}, {"m": 40, "n": 1}),
+        Sight({"m-1.0": EngineSight(5, 1, 9.0, "silent")}, {"m": {"only": 2}}, {"m": {"c": Refusals(1, 2.5, "t")}}),
         Failed("t", "r", "m"),
     ):
         line = encode(message)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+import resource
 import signal
 import socket
 import subprocess
@@ -22,16 +23,21 @@ from attrs import evolve
 from llmgw.cli.demo_files import fakes_dir, free_ports
 from llmgw.errors import OperatorError
 from llmgw.router.table import Endpoint, Route, Table
+from llmgw.router.worker import SILENT_S
 from llmgw.router.workers import RouterWorkers
 from llmgw.settings.daemon import Address, Log, RouterListener
 from llmgw.settings.document import Tracing
+from tests.router import engines as e
+from tests.router.load import REQUEST
 
 
 @asynccontextmanager
-async def control(folder: Path, port: int, drain_s: float = 2.0, **more: Any) -> AsyncIterator[RouterWorkers]:
+async def control(
+    folder: Path, port: int, drain_s: float = 2.0, silent_s: float = SILENT_S, **more: Any
+) -> AsyncIterator[RouterWorkers]:
     """A control plane's end of it; leaving the block is a control plane that dies without a word."""
     listener = evolve(RouterListener(Address("127.0.0.1", port), drain_s, workers=1), **more)
-    worker = RouterWorkers(folder, listener, Log())
+    worker = RouterWorkers(folder, listener, Log(), silent_s)
     async with trio.open_nursery() as nursery:
         await nursery.start(worker.run)
         try:
@@ -48,6 +54,13 @@ async def answers(port: int, path: str = "/readyz") -> bytes:
     async with await trio.open_tcp_stream("127.0.0.1", port) as stream:
         await stream.send_all(f"GET {path} HTTP/1.1\r\nhost: g\r\nconnection: close\r\n\r\n".encode())
         return b"".join([chunk async for chunk in stream])
+
+
+async def ready(port: int) -> None:
+    """Wait until it has its table."""
+    with trio.fail_after(5):
+        while b"200 OK" not in await answers(port):
+            await trio.sleep(0.01)
 
 
 async def refused(port: int) -> None:
@@ -125,6 +138,41 @@ async def test_one_that_dies_is_started_again_and_gets_its_table(folder: Path) -
         await worker.drain(0.5)
 
 
+async def test_one_that_is_stuck_is_replaced_and_the_others_go_on(folder: Path) -> None:
+    (port,) = free_ports(1)
+    listener = RouterListener(Address("127.0.0.1", port), 2.0, workers=2)
+    async with control(folder, port, silent_s=3, workers=2) as router:
+        router.push(Table(1, (Route("m", ()),)))
+        await until(lambda: len([w for w in router.workers if w.state == "serving"]) == 2)
+        stuck, other = (w.pid for w in router.workers)
+        assert stuck is not None
+        os.kill(stuck, signal.SIGSTOP)
+        answered = 0
+
+        def replaced() -> bool:
+            there = [w.pid for w in router.workers if w.state == "serving"]
+            return stuck not in there and len(there) == 2 and other in there
+
+        with trio.fail_after(15):
+            while not replaced():
+                with trio.move_on_after(1):  # a client that the stuck one had accepted hears of its end
+                    answered += b"200 OK" in await answers(port)
+        assert answered, "meanwhile the other one answers"
+        for pid in (w.pid for w in router.workers):
+            assert pid is not None
+            os.kill(pid, signal.SIGSTOP)
+        stopped = {w.pid for w in router.workers}
+    # The next control plane finds nobody who could give it the listening socket.
+    began = trio.current_time()
+    async with trio.open_nursery() as nursery:
+        again = RouterWorkers(folder, listener, Log(), silent_s=3)
+        await nursery.start(again.run)
+        assert trio.current_time() - began < 10
+        assert not stopped & {w.pid for w in again.workers}
+        await again.drain(0.5)
+        nursery.cancel_scope.cancel()
+
+
 async def test_an_address_that_is_taken_is_named(folder: Path) -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
@@ -134,13 +182,71 @@ async def test_an_address_that_is_taken_is_named(folder: Path) -> None:
                 pass
 
 
-async def test_sigterm_drains_a_worker_without_a_control_plane(folder: Path) -> None:
+async def test_sigterm_lets_a_stream_end_without_a_control_plane_too(folder: Path) -> None:
     (port,) = free_ports(1)
-    async with control(folder, port) as worker:
-        pid = worker.state.pid
-    assert pid is not None
-    os.kill(pid, signal.SIGTERM)
-    await refused(port)
+    goes_on = trio.Event()
+
+    async def script(visit: e.Visit) -> None:
+        await visit.request()
+        await visit.send(e.EVENTS + e.event(b"1"))
+        await goes_on.wait()
+        await visit.send(e.event(b"[DONE]") + b"0\r\n\r\n")
+
+    async with trio.open_nursery() as nursery:
+        engine = e.ScriptedEngine(script)
+        await nursery.start(engine.run)
+        async with control(folder, port, drain_s=20) as worker:
+            worker.push(Table(1, (Route("m", (Endpoint("e", "127.0.0.1", engine.port),)),)))
+            await until(lambda: worker.state.state == "serving")
+            await ready(port)
+            pid = worker.state.pid
+        assert pid is not None
+        async with await trio.open_tcp_stream("127.0.0.1", port) as stream:
+            await stream.send_all(REQUEST)
+            said = await stream.receive_some(65536)
+            os.kill(pid, signal.SIGTERM)
+            await refused(port)
+            goes_on.set()
+            with trio.fail_after(5):
+                async for part in stream:
+                    said += part
+        assert said.endswith(e.event(b"[DONE]") + b"0\r\n\r\n")
+        nursery.cancel_scope.cancel()
+
+
+async def test_a_thousand_idle_clients_take_little_memory(folder: Path) -> None:
+    """Each asked something and keeps its connection: less than 8 kB for it."""
+    (port,) = free_ports(1)
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (min(hard, 8192), hard))
+    body = b'{"model": "nope"}'
+    request = b"POST /v1/completions HTTP/1.1\r\nhost: g\r\ncontent-length: %d\r\n\r\n%b" % (len(body), body)
+    streams: list[trio.SocketStream] = []
+
+    async def ask(stream: trio.SocketStream) -> None:
+        await stream.send_all(request)
+        assert b"model_not_found" in await stream.receive_some(65536)
+
+    try:
+        async with control(folder, port) as worker:
+            worker.push(Table(1, (Route("m", ()),)))
+            await ready(port)
+            memory = Path(f"/proc/{worker.state.pid}/statm")
+            first, sizes = 64, [0, 0]
+            for turn in range(2):
+                for _ in range(first if turn == 0 else 1000):
+                    streams.append(await trio.open_tcp_stream("127.0.0.1", port))
+                    await ask(streams[-1])
+                sizes[turn] = int(memory.read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
+            await ask(streams[0])
+            each = (sizes[1] - sizes[0]) / 1000
+            assert each < 8192, each
+            print(f"{each / 1000:.1f} kB for each idle client")
+            await worker.drain(0.1)
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+        for stream in streams:
+            await trio.aclose_forcefully(stream)
 
 
 async def test_the_openai_client(folder: Path) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import re
 import signal
+import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -13,14 +14,20 @@ import pytest
 import trio
 
 from llmgw.cli.demo_files import free_ports
+from llmgw.router.counts import COUNTS_FOLDER
+from llmgw.router.sight import EngineSight
 from llmgw.router.table import Endpoint, Route, Table
 from llmgw.router.worker import shared_out
 from llmgw.router.workers import RouterWorkers
-from llmgw.settings.catalog import Routing
+from llmgw.server.keys import KeyBook
+from llmgw.settings.catalog import Balance, Routing
+from llmgw.settings.daemon import Address, Log, RouterListener
+from llmgw.settings.keys import KeyTerms, Limits
+from llmgw.store.opening import sqlite_store
 from tests.router import engines as e
 from tests.router.engines import ScriptedEngine
-from tests.router.load import REQUEST, Load
-from tests.router.test_worker import answers, control, refused, until
+from tests.router.load import BODY, REQUEST, Load, chat
+from tests.router.test_worker import answers, control, ready, refused, until
 
 
 @pytest.fixture
@@ -51,17 +58,17 @@ async def engine() -> AsyncIterator[ScriptedEngine]:
 
 
 def table(made: ScriptedEngine) -> Table:
-    return Table(1, (Route("m", (Endpoint("m-1.0", "127.0.0.1", made.port),)),))
+    return Table(1, (Route("m", (Endpoint("m-1.0", "127.0.0.1", made.port),)), Route("empty", ())))
+
+
+async def answered(port: int, request: bytes) -> bytes:
+    async with await trio.open_tcp_stream("127.0.0.1", port) as stream:
+        await stream.send_all(request)
+        return await stream.receive_some(65536)
 
 
 def pids(router: RouterWorkers) -> set[int]:
     return {w.pid for w in router.workers if w.pid is not None and w.state == "serving"}
-
-
-async def ready(port: int) -> None:
-    with trio.fail_after(5):
-        while b"200 OK" not in await answers(port):
-            await trio.sleep(0.01)
 
 
 @asynccontextmanager
@@ -150,13 +157,21 @@ async def test_the_load_of_all_is_one(folder: Path) -> None:
             await until(lambda: said and said[-1].outstanding == {"m-1.0": 24})
             assert said[-1].asked == {"m": 24}
             assert sum(w.streams for w in router.workers) == 24
+            await until(lambda: router.sight.engines == {"m-1.0": EngineSight(24 * (256 + len(BODY) // 4))})
+            assert router.sight.choices == {"m": {"only": 24}}
+            assert b"no_ready_replica" in await answered(port, chat(body=b'{"model": "empty"}'))
+            assert b"model_not_found" in await answered(port, chat(body=b'{"model": "nope"}'))
+            await until(lambda: router.sight.refused)
+            assert [(m, c, r.count) for m, codes in router.sight.refused.items() for c, r in codes.items()] == [
+                ("empty", "no_ready_replica", 1)
+            ]
             assert min(w.streams for w in router.workers) >= 2, "both take their share of them"
             # One that is gone takes what it had open along, and leaves what it was asked.
             killed = max((w for w in router.workers if w.pid), key=lambda w: w.streams)
             assert killed.pid is not None
             os.kill(killed.pid, signal.SIGKILL)
             await until(lambda: said[-1].outstanding == {"m-1.0": 24 - killed.streams})
-            assert said[-1].asked == {"m": 24}
+            assert said[-1].asked == {"m": 24, "empty": 1}
             for stream in streams:
                 await trio.aclose_forcefully(stream)
             await until(lambda: said[-1].outstanding == {"m-1.0": 0})
@@ -207,6 +222,83 @@ async def test_workers_are_replaced_under_load_and_nobody_notices(folder: Path) 
 async def test_fifty_restarts_under_load(folder: Path) -> None:
     load = await restarts(folder, 50, 2)
     assert not load.failed
+
+
+@pytest.mark.soak
+async def test_memory_is_flat(folder: Path) -> None:
+    """``LLMGW_SOAK_S=3600 pytest -m soak -s -k memory_is_flat``: everything that happens to a router, for an hour.
+
+    Keys with every limit, streams, clients that leave, wrong requests, an engine that dies at every stage of an answer.
+    """
+    seconds = float(os.environ.get("LLMGW_SOAK_S", "60"))
+    (port,) = free_ports(1)
+    samples: list[tuple[int, int]] = []
+    left = 0
+
+    async def tires(visit: e.Visit) -> None:
+        for _ in range(20):
+            await visit.request()
+            await visit.send(e.whole())
+
+    async def dying(visit: e.Visit) -> None:
+        stages = (e.dies_at_once, e.dies_after_its_head, e.dies_in_the_stream, e.dies_in_a_chunk, tires)
+        await stages[visit.engine.connections % len(stages)](visit)
+
+    async def leaving(request: bytes) -> None:
+        nonlocal left
+        while True:
+            async with await trio.open_tcp_stream("127.0.0.1", port) as stream:
+                await stream.send_all(request)
+                await stream.receive_some(1000)
+            left += 1
+            await trio.sleep(0.02)
+
+    async def sample(router: RouterWorkers) -> None:
+        while True:
+            await trio.sleep(seconds / 200)
+            made.requests.clear()
+            worn.requests.clear()
+            there = [Path(f"/proc/{pid}") for pid in pids(router)]
+            pages = sum(int((place / "statm").read_text().split()[1]) for place in there)
+            samples.append((pages * 4096 // 1024, sum(len(list((place / "fd").iterdir())) for place in there)))
+
+    worn = ScriptedEngine(dying)
+    listener = RouterListener(Address("127.0.0.1", port), 2.0, workers=2)
+    router = RouterWorkers(folder, listener, Log())
+    async with engine() as made, sqlite_store(folder / "db") as store, trio.open_nursery() as nursery:
+        await nursery.start(worn.run)
+        book = KeyBook(store.keys, router, folder / COUNTS_FOLDER, time.time)
+        await book.load()
+        router.serve_keys(book)
+        await nursery.start(router.run)
+        endpoints = (Endpoint("m-1.0", "127.0.0.1", made.port), Endpoint("m-2.0", "127.0.0.1", worn.port))
+        router.push(Table(1, (Route("m", endpoints, routing=Routing(balance=Balance.LEAST)),)))
+        await ready(port)
+        await until(lambda: len(pids(router)) == 2)
+        before = pids(router)
+        big = 10**12
+        _, token, _ = await book.create(KeyTerms(limits=Limits(big, big, 1000, big, big)), "soak")
+        field = b"authorization: Bearer %b\r\n" % token.encode()
+        good, wrong = Load(port, pause_s=0.01), Load(port, pause_s=0.01)
+        good.request, wrong.request = chat(field), chat(field, b'{"model": "nope"}')
+        async with trio.open_nursery() as clients:
+            for load, count in ((good, 8), (wrong, 2)):
+                for _ in range(count):
+                    clients.start_soon(load.client)
+            clients.start_soon(leaving, good.request)
+            clients.start_soon(sample, router)
+            await trio.sleep(seconds)
+            clients.cancel_scope.cancel()
+        await until(lambda: sum(router.in_flight.values()) == 0)
+        assert pids(router) == before, "nobody died"
+        await router.drain(1)
+        nursery.cancel_scope.cancel()
+    fifth = len(samples) // 5
+    early, late = (sorted(part)[len(part) // 2] for part in (samples[fifth : 2 * fifth], samples[-fifth:]))
+    print(f"\n{seconds:g} s: {good.answered} good, {sum(good.failed.values())} cut, {sum(wrong.failed.values())} refused, "
+          f"{left} left; RSS of two workers {early[0]} kB early, {late[0]} kB late, {early[1]} and {late[1]} files")  # fmt: skip
+    assert late[0] < early[0] + 2048 + early[0] // 50
+    assert max(files for _, files in samples) < 120
 
 
 def test_what_all_may_have_together_is_shared_out() -> None:

@@ -119,14 +119,22 @@ async def test_budgets_are_added_up_from_the_store(tmp_path: Path) -> None:
         key, _, _ = await it.book.create(terms, "me")
         free, _, _ = await it.book.create(KeyTerms(), "me")
         mark, rows = it.book.spent(0)
-        assert rows == (Spent(key.slot, 20_000 * 86400, 0, 0),)
+        assert rows == (Spent(key.slot, 20_000 * 86400, 0, 0, Period.DAY),)
         assert await it.book.used("w", 1, (row(key.id, 30), row(key.id, 500, 19_999), row(free.id, 7)))
         new_mark, rows = it.book.spent(mark)
-        assert rows == (Spent(key.slot, 20_000 * 86400, 30, 60),)
+        assert rows == (Spent(key.slot, 20_000 * 86400, 30, 60, Period.DAY),)
         assert it.book.spent(new_mark) == (new_mark, ())
         limited, _ = await it.book.change(free.id, evolve(free.terms, limits=terms.limits), "me")
-        assert it.book.spent(new_mark)[1] == (Spent(free.slot, 20_000 * 86400, 7, 14),), "what it used already counts"
-        assert it.book.budget_spent(limited) == Spent(free.slot, 20_000 * 86400, 7, 14)
+        assert it.book.spent(new_mark)[1] == (Spent(free.slot, 20_000 * 86400, 7, 14, Period.DAY),), (
+            "what it used already counts"
+        )
+        assert it.book.budget_spent(limited) == Spent(free.slot, 20_000 * 86400, 7, 14, Period.DAY)
+        assert await it.book.used("w", 2, (row(free.id, 500, 19_999),))
+        for period, began, tokens in ((Period.MONTH, 19_997, 507), (Period.DAY, 20_000, 7)):
+            mark = it.book.spent(0)[0]
+            limits = evolve(terms.limits, budget_period=period)
+            await it.book.change(free.id, evolve(free.terms, limits=limits), "me")
+            assert it.book.spent(mark)[1] == (Spent(free.slot, began * 86400, tokens, 2 * tokens, period),)
     async with plane(tmp_path) as it:
         assert {s.tokens for s in it.book.spent(0)[1]} == {30, 7}
 

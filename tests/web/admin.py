@@ -20,7 +20,7 @@ from llmgw.store.api import StoredDecision
 from llmgw.web.access import Access
 from llmgw.web.api import app
 from llmgw.web.serve import listen, serve
-from llmgw.web.source import Identity, RouterStatus
+from llmgw.web.source import Identity, Routed, RouterStatus
 from llmgw.web.watch import Watch
 from tests.scheduler.clusters import NOW, cluster, model, node, report, row
 
@@ -39,6 +39,7 @@ class Picture:
         self.catalog = Settings(models=(model(replicas=3), Model("e", endpoints=("http://h:1",))))
         self._unplaced = outcome.unplaced
         self.reason = ""
+        self.traffic = Routed()
         self.full = False
 
     def decide(self) -> None:
@@ -64,6 +65,9 @@ class Picture:
 
     def router(self) -> RouterStatus:
         return RouterStatus("127.0.0.1:8000", "serving", "", NOW, 7, 0)
+
+    def routed(self, model: Model) -> Routed:
+        return self.traffic
 
     async def decisions(self, limit: int, about: str | None = None) -> tuple[StoredDecision, ...]:
         if about not in (None, "m", "m-1", "m-0", "n1"):

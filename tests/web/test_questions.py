@@ -9,8 +9,10 @@ import pytest
 from attrs import evolve
 
 from llmgw.scheduler.state import NodeState
+from llmgw.settings.catalog import Balance, Routing, Scaling
 from llmgw.settings.digest import profile_digest
 from llmgw.web.bodies import MAX_BYTES
+from llmgw.web.source import Routed, RoutedReplica, Turned
 from tests.scheduler.clusters import NOW, model, node, profile
 from tests.web.admin import Admin, Picture, admin
 
@@ -129,6 +131,45 @@ async def test_why_a_replica_a_model_and_a_node() -> None:
         assert (told["node"]["labels"], told["node"]["taints"]) == ({}, [])
         _, told = await why(it, "e")
         assert told["model"]["state"] == "static"
+
+
+async def test_why_a_model_s_requests_go_where_they_go() -> None:
+    async with admin() as it:
+        it.picture.traffic = Routed(
+            (
+                RoutedReplica("m-1.0", False, 3, 1200, 2, 1, 0.42, full=True),
+                RoutedReplica("m-2.0", False, 0, 0, left_alone=2, until=NOW + 12, why="silent"),
+                RoutedReplica("m-3.0", True, 1, 300, left_alone=1, until=NOW - 1, why="errors"),
+            ),
+            4,
+            {"affinity": 8, "room": 2},
+            (Turned("overloaded", 12, NOW - 3, "too many requests wait for it"),),
+        )
+        routing = (await why(it, "m"))[1]["model"]["routing"]
+        assert (routing["balance"], routing["waiting"], routing["choices"]) == ("prefix", 4, {"affinity": 8, "room": 2})
+        assert routing["waits"].startswith("every replica has the None requests")
+        assert [r["notes"] for r in routing["replicas"]] == [
+            ["says that it has no room (1 requests wait in it): others are taken before it"],
+            ["left alone by 2 workers for 12 s more: it took requests and answered none, and is asked by the router "
+             "before a client's request tries it"],
+            ["drains: it gets nothing new", "left alone by 1 worker until it has been tried: it answered 5 times with "
+             "5xx within 10 s; one request tries it then"],
+        ]  # fmt: skip
+        assert routing["refused"][0]["code"] == "overloaded"
+        (m, other) = it.picture.catalog.models
+        m = evolve(
+            m, routing=Routing(Balance.LEAST, concurrency=2, queue=9, queue_s=5), scaling=Scaling(0, 2, hold_s=60)
+        )
+        it.picture.catalog = evolve(it.picture.catalog, models=(m, other))
+        routing = (await why(it, "m"))[1]["model"]["routing"]
+        assert routing["rule"] == "of two replicas that are drawn the one with fewer tokens outstanding"
+        assert (
+            routing["waits"]
+            == "every replica has the 2 requests that it may have; they wait for up to 5 s, 9 of them at most"
+        )
+        it.picture.traffic = Routed(waiting=1)
+        routing = (await why(it, "m"))[1]["model"]["routing"]
+        assert routing["waits"] == "no replica takes requests yet; they are held for up to 60 s"
 
 
 async def test_why_what_is_gone_and_what_never_was() -> None:
