@@ -339,7 +339,7 @@ class Exchange:
             self.tail = data[-TAIL_BYTES:] if len(data) >= TAIL_BYTES else (self.tail + data)[-TAIL_BYTES:]
             self.passed += len(data)
             if events is not None:
-                data = events.chunks(data, walker.boundary, finished=end >= 0)
+                data = events.chunks(data, walker.boundary, events=walker.events, finished=end >= 0)
             if send or data:
                 await self._send(send + data if send else data)
             send = b""

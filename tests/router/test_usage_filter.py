@@ -36,7 +36,7 @@ def through(raw: bytes, cuts: list[int]) -> bytes:
     for start, end in zip([0, *cuts], [*cuts, len(raw)], strict=True):
         if piece := raw[start:end]:
             finished = walker.feed(piece) >= 0
-            made += decoder.feed(events.chunks(piece, walker.boundary, finished=finished))
+            made += decoder.feed(events.chunks(piece, walker.boundary, events=walker.events, finished=finished))
     assert decoder.finished
     assert decoder.rest == b""
     return made
@@ -72,22 +72,24 @@ def test_cut_at_every_byte() -> None:
 def test_what_needs_no_look_is_the_same_object() -> None:
     events = UsageFilter()
     word = chunked([event(WORD["choices"])])[:-5]
-    assert events.chunks(word, len(word), finished=False) is word
+    assert events.chunks(word, len(word), events=True, finished=False) is word
+    both = word + chunked([event(USAGE)])[:-5]
+    assert events.chunks(both, len(both), events=True, finished=False) == word, "what came before it is not taken apart"
     said = chunked([event(USAGE)])[:-5]
-    assert events.chunks(said, len(said), finished=False) == b""
-    assert events.chunks(word, len(word), finished=False) is word, "and so it goes on"
+    assert events.chunks(said, len(said), events=True, finished=False) == b""
+    assert events.chunks(word, len(word), events=True, finished=False) is word, "and so it goes on"
     last = chunked([event("[DONE]")])
-    assert events.chunks(last, 0, finished=True) is last
+    assert events.chunks(last, 0, events=True, finished=True) is last
 
 
 def test_a_chunk_without_end_is_not_held_for_ever() -> None:
     events = UsageFilter()
     part = event("half")[:-1]
     first = b"%x\r\n%b\r\n" % (len(part), part)
-    assert events.chunks(first, len(first), finished=False) == b""
+    assert events.chunks(first, len(first), events=False, finished=False) == b""
     begun = b"7fffffff\r\n" + b"x" * 256 * 1024
-    assert events.chunks(begun, 0, finished=False) == first + begun
-    assert events.chunks(b"more", 0, finished=False) == b"more"
+    assert events.chunks(begun, 0, events=True, finished=False) == first + begun
+    assert events.chunks(b"more", 0, events=True, finished=False) == b"more"
 
 
 def test_what_is_no_event_is_not_held_for_ever() -> None:
