@@ -77,7 +77,8 @@ class EngineFailed(Exception):
 
 
 class Exchange:
-    """One request of one client. ``send`` writes to the client; ``connection_line`` is what its answer's head says.
+    """One request of one client. ``put`` writes to it what can be written at once, ``send`` all of what is left;
+    ``connection_line`` is what its answer's head says.
 
     For whoever settles: the ``endpoint`` that was asked last, ``status`` of the engine's answer (0: none came), its
     ``usage``, the bytes of its body that were ``passed`` on and their ``tail``, whether it was ``whole``, and whether
@@ -86,14 +87,15 @@ class Exchange:
 
     __slots__ = (
         "_began", "_connection_line", "_deadline", "_dialect", "_ends", "_engines", "_filter", "_first_byte",
-        "_gave_up", "_head", "_patience_s", "_request_id", "_send", "_shared", "_ticker", "_timeouts", "_tried",
+        "_gave_up", "_head", "_patience_s", "_put", "_request_id", "_send", "_shared", "_ticker", "_timeouts", "_tried",
         "_upstream", "endpoint", "events", "model", "passed", "status", "tail", "usage", "whole",
     )  # fmt: skip
 
     def __init__(
         self,
         shared: Shared,
-        send: Callable[[bytes], Awaitable[None]],
+        put: Callable[[bytes], bytes | memoryview],
+        send: Callable[[bytes | memoryview], Awaitable[None]],
         head: RequestHead,
         request_id: bytes,
         model: str,
@@ -113,6 +115,7 @@ class Exchange:
         self._dialect = dialect
         self._shared = shared
         self._ticker = shared.ticker
+        self._put = put
         self._send = send
         self._head = head
         self._request_id = request_id
@@ -210,7 +213,8 @@ class Exchange:
             try:
                 self._wait(timeouts.first_byte_s)
                 try:
-                    await peer.send(request)
+                    if left := peer.put(request):
+                        await peer.send(left)
                     if len(body) >= _JOIN_BYTES:
                         await peer.send(body)
                     first = await peer.receive()
@@ -292,7 +296,13 @@ class Exchange:
         else:
             engine.health.erred(self._first_byte)
         try:
-            keep = await self._relay(peer, response, data, engine, bodiless=bodiless)
+            if response.length == len(data) and not bodiless:
+                # As a rule all of an answer that is no stream is there.
+                self.passed, self.tail, keep = len(data), data[-TAIL_BYTES:], True
+                if left := self._put(response.start + self._lines() + data):
+                    await self._send(left)
+            else:
+                keep = await self._relay(peer, response, data, engine, bodiless=bodiless)
             self.whole = not (response.event_stream and own_error(self.tail))
         finally:
             self.usage = usage_of(self.tail)
@@ -310,9 +320,13 @@ class Exchange:
         )
         return keep and response.keep_alive
 
+    def _lines(self) -> bytes:
+        """What the router adds to the answer's head, and its end."""
+        return b"x-request-id: %b\r\n%b\r\n" % (self._request_id, self._connection_line)
+
     async def _relay(self, peer: Peer, response: ResponseHead, data: bytes, engine: Engine, *, bodiless: bool) -> bool:
         """Head and body, as they come. Returns whether the body ended exactly where it said."""
-        more = b"x-request-id: " + self._request_id + b"\r\n" + self._connection_line + b"\r\n"
+        more = self._lines()
         if bodiless:
             await self._send(response.start + more)
             return not data
@@ -340,9 +354,10 @@ class Exchange:
             self.passed += len(data)
             if events is not None:
                 data = events.chunks(data, walker.boundary, events=walker.events, finished=end >= 0)
-            if send or data:
-                await self._send(send + data if send else data)
-            send = b""
+            if send:
+                data, send = send + data, b""
+            if data and (left := self._put(data)):
+                await self._send(left)
             if end >= 0:
                 return exact
             if not (data := await self._more(peer)):
@@ -360,7 +375,8 @@ class Exchange:
             left -= len(data)
             self.passed += len(data)
             self.tail = (self.tail + data)[-TAIL_BYTES:]
-            await self._send(send + data if send else data)
+            if unsent := self._put(send + data if send else data):
+                await self._send(unsent)
             send = b""
             if left == 0:
                 return exact

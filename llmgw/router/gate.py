@@ -18,6 +18,7 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metri
 from prometheus_client.registry import Collector
 
 from llmgw.router import limits
+from llmgw.router.body import Asked
 from llmgw.router.counts import Counts, OwnCounts
 from llmgw.router.errors import ApiError
 from llmgw.router.keys import Holder, KeyRefused, KeyTable
@@ -91,12 +92,12 @@ class Gate(Collector):
 
     # What it may have.
 
-    def admit(self, holder: Holder | None, path: bytes, model: str, body: bytes) -> Ticket:
+    def admit(self, holder: Holder | None, path: bytes, model: str, body: bytes, asked: Asked) -> Ticket:
         """Reserve what a permitted request will need. Raises :class:`ApiError` with 429; nothing is reserved then."""
         ticket = Ticket(self, holder, model, body)
         if holder is None:
             return ticket
-        wish = wish_of(path, body)
+        wish = wish_of(path, body, asked)
         ticket.prompt = wish.prompt
         if wish.ask:
             ticket.body = asking(body)
@@ -130,7 +131,7 @@ class Gate(Collector):
             granted = limits.reserve(
                 cells, base, counts.lane, key.limits, now, self._wall(), wish.prompt + wish.answers, cost
             )
-            left = limits.left(cells, base, key.limits, now) if key.limits.rates else None
+            left = limits.left(cells, base, key.limits, now) if holder.rated else None
         finally:
             counts.unlock(key.slot)
         lines = b"" if left is None else _rate_lines(holder, *left)

@@ -51,14 +51,20 @@ class Peer:
             except BlockingIOError:
                 continue
 
-    async def send(self, data: bytes) -> None:
+    def put(self, data: bytes) -> bytes | memoryview:
+        """Send what can be sent at once. Returns what is left for :meth:`send`. Raises ``OSError``."""
+        try:
+            sent = self._send(data)
+        except BlockingIOError:
+            return data
+        return b"" if sent == len(data) else memoryview(data)[sent:]
+
+    async def send(self, data: bytes | memoryview) -> None:
         """All of the bytes. Raises ``OSError``. Yields to other tasks only when the peer is slow."""
         try:
             sent = self._send(data)
         except BlockingIOError:
             sent = 0
-        if sent == len(data):
-            return
         view = memoryview(data)[sent:]
         while view:
             await trio.lowlevel.wait_writable(self.sock)

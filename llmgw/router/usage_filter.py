@@ -12,6 +12,8 @@ from typing import Any
 import msgspec
 import orjson
 
+from llmgw.router.body import Asked
+
 _STREAMED = frozenset({b"/v1/chat/completions", b"/v1/completions"})
 """Where an engine says what it used only if it is asked to; elsewhere the last event has it anyway."""
 
@@ -28,22 +30,6 @@ _HELD_MOST = 256 * 1024
 TOKENS_MOST = 2**40
 """More than anybody has; a number that a client or an engine made up must not overflow what counts it."""
 
-_ANSWER_TOKENS = 256
-"""What is reserved for an answer whose length the client does not bound."""
-
-
-class _Options(msgspec.Struct):
-    include_usage: bool | None = None
-
-
-class _Wish(msgspec.Struct):
-    stream: bool | None = None
-    stream_options: _Options | None = None
-    max_tokens: int | None = None
-    max_completion_tokens: int | None = None
-    max_output_tokens: int | None = None
-    n: int | None = None
-
 
 class Wish(msgspec.Struct, frozen=True):
     """What a request will need: tokens of its prompt (guessed) and of its answers; whether usage is to be asked for."""
@@ -53,21 +39,12 @@ class Wish(msgspec.Struct, frozen=True):
     ask: bool
 
 
-_decode = msgspec.json.Decoder(_Wish).decode
-
-
-def wish_of(path: bytes, body: bytes) -> Wish:
-    """What a body asks for. One that the engine will refuse for its types wishes for nothing but its prompt."""
+def wish_of(path: bytes, body: bytes, asked: Asked) -> Wish:
+    """What a request on this path will need."""
     if path in _WORDLESS:
         return Wish(prompt_guess(body), 0, ask=False)
-    try:
-        found = _decode(body)
-    except (msgspec.DecodeError, RecursionError, UnicodeDecodeError):
-        return Wish(prompt_guess(body), _ANSWER_TOKENS, ask=False)
-    answers = found.max_completion_tokens or found.max_tokens or found.max_output_tokens or _ANSWER_TOKENS
-    options = found.stream_options
-    ask = found.stream is True and path in _STREAMED and (options is None or options.include_usage is not True)
-    return Wish(prompt_guess(body), min(max(0, answers) * max(1, found.n or 1), TOKENS_MOST), ask)
+    ask = asked.stream and not asked.usage and path in _STREAMED
+    return Wish(prompt_guess(body), min(asked.answers, TOKENS_MOST), ask)
 
 
 def prompt_guess(body: bytes) -> int:

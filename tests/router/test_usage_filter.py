@@ -8,6 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from llmgw.router.body import asked_in_json
 from llmgw.router.http1 import ChunkDecoder, ChunkWalker
 from llmgw.router.usage_filter import TOKENS_MOST, UsageFilter, answer_guess, asking, prompt_guess, wish_of
 
@@ -111,8 +112,8 @@ def test_what_is_no_event_is_not_held_for_ever() -> None:
 )
 def test_usage_is_asked_for_where_it_is_not_yet(body: dict[str, object], ask: bool) -> None:
     text = json.dumps({"model": "m", "text": 'ü "stream_options"', **body}).encode()
-    assert wish_of(CHAT, text).ask is ask
-    assert not wish_of(b"/v1/embeddings", text).ask
+    assert wish_of(CHAT, text, asked_in_json(text)).ask is ask
+    assert not wish_of(b"/v1/embeddings", text, asked_in_json(text)).ask
     if ask:
         asked = json.loads(asking(b" " + text))
         options = {**(body.get("stream_options") or {}), "include_usage": True}  # type: ignore[dict-item]
@@ -125,13 +126,19 @@ def test_what_cannot_be_written_anew_stays_as_it_is() -> None:
 
 
 def test_wishes() -> None:
-    assert wish_of(CHAT, b'{"max_tokens":5,"n":3}').answers == 15
-    assert wish_of(CHAT, b'{"max_tokens":5,"max_completion_tokens":7}').answers == 7
-    assert wish_of(CHAT, b'{"max_tokens":-5}').answers == 0
-    assert wish_of(CHAT, b"{}").answers == 256
-    assert wish_of(b"/v1/embeddings", b"{}").answers == 0
-    assert wish_of(CHAT, b'{"max_tokens":"5"}').answers == 256
-    assert wish_of(CHAT, b'{"max_tokens":99999999999999999999999,"n":9}').answers == TOKENS_MOST
+    def answers(members: str, path: bytes = CHAT) -> int:
+        body = b'{"model":"m",%b}' % members.encode()
+        return wish_of(path, body, asked_in_json(body)).answers
+
+    assert answers('"max_tokens":5,"n":3') == 15
+    assert answers('"max_tokens":5,"max_completion_tokens":7') == 7
+    assert answers('"max_output_tokens":9') == 9
+    assert answers('"max_tokens":-5') == 0
+    assert answers('"x":1') == 256
+    assert answers('"x":1', b"/v1/embeddings") == 0
+    assert answers('"n":"5"') == 256, "what is wrong with it the engine says"
+    assert answers('"stream_options":5') == 256
+    assert answers('"max_tokens":99999999999999999999999,"n":9') == TOKENS_MOST
 
 
 def test_prompts_are_guessed_without_their_media() -> None:
