@@ -22,14 +22,14 @@ from llmgw.router.http1 import (
     MAX_HEAD_BYTES,
     BadMessage,
     ChunkDecoder,
-    ChunkWalker,
     RequestHead,
     ResponseHead,
     parse_response,
 )
 from llmgw.router.metrics import RouterMetrics
 from llmgw.router.pool import Directory, Engine, Served
-from llmgw.router.sockets import Peer
+from llmgw.router.relay import Relay
+from llmgw.router.sockets import Peer, Ticker, Watch
 from llmgw.router.usage import TAIL_BYTES, own_error, usage_of
 from llmgw.router.usage_filter import UsageFilter
 from llmgw.telemetry.logging import logger
@@ -39,15 +39,6 @@ _RETRY_AFTER_S = 2
 _JOIN_BYTES = 64 * 1024
 
 _log = logger("router")
-
-
-class Ticker:
-    """The time of the last sweep. Deadlines are counted from it: they are looked at in sweeps only."""
-
-    __slots__ = ("now",)
-
-    def __init__(self, now: float) -> None:
-        self.now = now
 
 
 @frozen
@@ -64,6 +55,7 @@ class Shared:
     ready: Callable[[], str]
     draining: Callable[[], bool]
     front: Front
+    watch: Watch
 
 
 class EngineFailed(Exception):
@@ -87,8 +79,9 @@ class Exchange:
 
     __slots__ = (
         "_began", "_connection_line", "_deadline", "_dialect", "_ends", "_engines", "_filter", "_first_byte",
-        "_gave_up", "_head", "_patience_s", "_put", "_request_id", "_send", "_shared", "_ticker", "_timeouts", "_tried",
-        "_upstream", "endpoint", "events", "model", "passed", "status", "tail", "usage", "whole",
+        "_gave_up", "_head", "_passed", "_patience_s", "_put", "_relaying", "_request_id", "_send", "_shared",
+        "_ticker", "_timeouts", "_tried", "_upstream", "endpoint", "events", "model", "status", "tail", "usage",
+        "whole",
     )  # fmt: skip
 
     def __init__(
@@ -107,7 +100,7 @@ class Exchange:
         self.endpoint = ""
         self.status = 0
         self.usage: tuple[int, int] | None = None
-        self.passed = 0
+        self._passed = 0
         self.whole = False
         self.events = False
         self.tail = b""
@@ -129,6 +122,12 @@ class Exchange:
         self._ends = math.inf
         self._gave_up = ""
         self._engines: Sequence[Engine] = ()
+        self._relaying: Relay | None = None
+
+    @property
+    def passed(self) -> int:
+        """Bytes of the answer's body that were passed on."""
+        return self._passed if self._relaying is None else self._relaying.passed
 
     @property
     def first_byte(self) -> float:
@@ -137,8 +136,10 @@ class Exchange:
 
     def sweep(self, now: float) -> None:
         """Give an engine up that was silent for too long, or a request that took too long in all."""
-        if self._upstream is None:
+        if self._upstream is None or self._gave_up:
             return
+        if self._relaying is not None:
+            self._deadline = self._relaying.heard + self._timeouts.idle_s
         if now > self._ends:
             self._gave_up = f"took longer than {self._timeouts.total_s:g} s"
         elif self._deadline is not None and now > self._deadline:
@@ -298,7 +299,7 @@ class Exchange:
         try:
             if response.length == len(data) and not bodiless:
                 # As a rule all of an answer that is no stream is there.
-                self.passed, self.tail, keep = len(data), data[-TAIL_BYTES:], True
+                self._passed, self.tail, keep = len(data), data[-TAIL_BYTES:], True
                 if left := self._put(response.start + self._lines() + data):
                     await self._send(left)
             else:
@@ -339,31 +340,26 @@ class Exchange:
     async def _relay_chunked(
         self, peer: Peer, response: ResponseHead, head: bytes, data: bytes, engine: Engine
     ) -> bool:
-        walker = ChunkWalker()
         events = self._filter if response.event_stream else None
-        send = head
-        while True:
-            try:
-                end = walker.feed(data)
-            except BadMessage as bad:
-                await self._break(engine, response, bad.reason, between_chunks=False, sent=not send)
-            if end >= 0:
-                exact = end == len(data)
-                data = data[:end]
-            self.tail = data[-TAIL_BYTES:] if len(data) >= TAIL_BYTES else (self.tail + data)[-TAIL_BYTES:]
-            self.passed += len(data)
-            if events is not None:
-                data = events.chunks(data, walker.boundary, events=walker.events, finished=end >= 0)
-            if send:
-                data, send = send + data, b""
-            if data and (left := self._put(data)):
-                await self._send(left)
-            if end >= 0:
-                return exact
-            if not (data := await self._more(peer)):
-                why = self._gave_up or "ended the connection within its answer"
-                between = walker.between_chunks or (events is not None and not events.through)
-                await self._break(engine, response, why, between_chunks=between, sent=True)
+        relay = Relay(peer, self._put, self._shared.watch, self._ticker, events)
+        self._relaying, self._patience_s = relay, self._timeouts.idle_s
+        why, between_chunks = "", False
+        try:
+            relay.take(data, head)
+            while not relay.over:
+                if relay.unsent:
+                    unsent, relay.unsent = relay.unsent, b""
+                    await self._send(unsent)
+                if relay.ended:
+                    return relay.exact
+                await relay.wait()
+            why, between_chunks = self._gave_up or "ended the connection within its answer", relay.between_chunks
+        except BadMessage as bad:
+            why = bad.reason
+        finally:
+            self._relaying = None
+            self.tail, self._passed = relay.tail, relay.passed
+        return await self._break(engine, response, why, between_chunks=between_chunks, sent=True)
 
     async def _relay_sized(self, peer: Peer, response: ResponseHead, head: bytes, data: bytes, engine: Engine) -> bool:
         assert response.length is not None
@@ -373,7 +369,7 @@ class Exchange:
         send = head
         while True:
             left -= len(data)
-            self.passed += len(data)
+            self._passed += len(data)
             self.tail = (self.tail + data)[-TAIL_BYTES:]
             if unsent := self._put(send + data if send else data):
                 await self._send(unsent)
@@ -397,7 +393,7 @@ class Exchange:
             while True:
                 part = data if decoder is None else decoder.feed(data)
                 self.tail = (self.tail + part)[-TAIL_BYTES:]
-                self.passed += len(part)
+                self._passed += len(part)
                 if events is not None:
                     part = events.content(part)
                 if part or send:

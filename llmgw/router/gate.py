@@ -36,10 +36,12 @@ class Answer(Protocol):
 
     status: int
     usage: tuple[int, int] | None
-    passed: int
     whole: bool
     events: bool
     tail: bytes
+
+    @property
+    def passed(self) -> int: ...
 
 
 class Gate(Collector):

@@ -135,16 +135,27 @@ def _is_address(host: str) -> bool:
     return False
 
 
-class HangUps:
-    """Notices clients that go away while nobody reads from them: one epoll for all, and no cost per request.
+class Ticker:
+    """The time of the last sweep. Deadlines are counted from it: they are looked at in sweeps only."""
 
-    A client that closes only its sending side counts as gone: no client library of this API does that, and to the
-    kernel it looks the same as leaving.
+    __slots__ = ("now",)
+
+    def __init__(self, now: float) -> None:
+        self.now = now
+
+
+class Watch:
+    """Sees what happens to sockets that no task waits for: one epoll for all.
+
+    Clients that go away while nobody reads from them are noticed without a cost per request. One that closes only its
+    sending side counts as gone: no client library of this API does that, and to the kernel it looks like leaving.
+    Engines whose answers are passed on without a task in between are registered for as long as that lasts.
     """
 
     def __init__(self) -> None:
         self._epoll = select.epoll()
         self._gone: dict[int, Callable[[], None]] = {}
+        self._ready: dict[int, Callable[[], None]] = {}
 
     def watch(self, sock: socket.socket, gone: Callable[[], None]) -> None:
         """Call ``gone`` once when the peer of this socket leaves."""
@@ -158,12 +169,26 @@ class HangUps:
         if self._gone.pop(number, None) is not None:
             self._epoll.unregister(number)
 
+    def relay(self, sock: socket.socket, ready: Callable[[], None]) -> None:
+        """Call ``ready`` whenever there is something to read, or an end, until :meth:`rest`. It must not raise."""
+        number = sock.fileno()
+        self._epoll.register(number, select.EPOLLIN)
+        self._ready[number] = ready
+
+    def rest(self, sock: socket.socket) -> None:
+        """No more of this socket; before it is closed."""
+        number = sock.fileno()
+        if self._ready.pop(number, None) is not None:
+            self._epoll.unregister(number)
+
     async def run(self) -> None:
         """Watch until cancelled."""
         while True:
             await trio.lowlevel.wait_readable(self._epoll.fileno())
             for number, events in self._epoll.poll(0, 1024):
-                if events & _GONE and (gone := self._gone.get(number)) is not None:
+                if (ready := self._ready.get(number)) is not None:
+                    ready()
+                elif events & _GONE and (gone := self._gone.get(number)) is not None:
                     gone()
 
     def close(self) -> None:

@@ -25,8 +25,10 @@ class Answered(Protocol):
     endpoint: str
     status: int
     usage: tuple[int, int] | None
-    passed: int
     whole: bool
+
+    @property
+    def passed(self) -> int: ...
 
     @property
     def first_byte(self) -> float: ...
