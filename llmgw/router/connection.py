@@ -313,7 +313,8 @@ class Connection:
         told = self._told
         if told is not None:
             told.model, told.key = model, "" if holder is None else holder.key.id
-            head = evolve(head, forwarded=told.teller.passed_on(told, head.forwarded))
+            if told.span is not None:
+                head = evolve(head, forwarded=told.teller.passed_on(told, head.forwarded))
         self._shared.gate.permit(holder, model)
         if served is None:
             raise _unknown_model(model)

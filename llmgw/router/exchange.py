@@ -27,7 +27,7 @@ from llmgw.router.http1 import (
     parse_response,
 )
 from llmgw.router.metrics import RouterMetrics
-from llmgw.router.pool import Directory, Engine, Served
+from llmgw.router.pool import Directory, Engine, Served, Timeouts
 from llmgw.router.relay import Relay
 from llmgw.router.sockets import Peer, Ticker, Watch
 from llmgw.router.usage import TAIL_BYTES, own_error, usage_of
@@ -77,12 +77,24 @@ class Exchange:
     it consists of ``events``.
     """
 
-    __slots__ = (
-        "_began", "_connection_line", "_deadline", "_dialect", "_ends", "_engines", "_filter", "_first_byte",
-        "_gave_up", "_head", "_passed", "_patience_s", "_put", "_relaying", "_request_id", "_send", "_shared",
-        "_ticker", "_timeouts", "_tried", "_upstream", "endpoint", "events", "model", "status", "tail", "usage",
-        "whole",
-    )  # fmt: skip
+    # What a request begins with stands here once: most of it is never set for a request that goes well.
+    endpoint = ""
+    status = 0
+    usage: tuple[int, int] | None = None
+    whole = False
+    events = False
+    tail = b""
+    _passed = 0
+    _first_byte = 0.0
+    _tried: tuple[int, ...] = ()
+    _upstream: Peer | None = None
+    _deadline: float | None = None
+    _patience_s = 0.0
+    _ends = math.inf
+    _gave_up = ""
+    _engines: Sequence[Engine] = ()
+    _relaying: Relay | None = None
+    _timeouts: Timeouts
 
     def __init__(
         self,
@@ -97,13 +109,6 @@ class Exchange:
         dialect: Dialect = Dialect.OPENAI,
     ) -> None:
         self.model = model
-        self.endpoint = ""
-        self.status = 0
-        self.usage: tuple[int, int] | None = None
-        self._passed = 0
-        self.whole = False
-        self.events = False
-        self.tail = b""
         self._filter = events_filter
         self._dialect = dialect
         self._shared = shared
@@ -114,15 +119,6 @@ class Exchange:
         self._request_id = request_id
         self._connection_line = connection_line
         self._began = shared.clock()
-        self._first_byte = 0.0
-        self._tried: tuple[int, ...] = ()
-        self._upstream: Peer | None = None
-        self._deadline: float | None = None
-        self._patience_s = 0.0
-        self._ends = math.inf
-        self._gave_up = ""
-        self._engines: Sequence[Engine] = ()
-        self._relaying: Relay | None = None
 
     @property
     def passed(self) -> int:

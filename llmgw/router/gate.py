@@ -239,7 +239,7 @@ def _rate_lines(holder: Holder, requests: int, tokens: int, reset_s: float) -> b
     """As OpenAI's clients know them (https://platform.openai.com/docs/guides/rate-limits)."""
     lines = b""
     limits_ = holder.key.limits
-    reset = max(0, math.ceil(reset_s))
+    reset = math.ceil(reset_s) if reset_s > 0 else 0
     if limits_.requests_per_minute is not None:
         lines = (
             b"x-ratelimit-limit-requests: %d\r\nx-ratelimit-remaining-requests: %d\r\n"

@@ -22,7 +22,7 @@ _GONE = select.EPOLLRDHUP | select.EPOLLHUP | select.EPOLLERR
 class Peer:
     """One connected socket. Closing it never blocks; a cancelled operation leaves it fit only for closing."""
 
-    __slots__ = ("_recv", "_send", "sock")
+    __slots__ = ("_address", "_recv", "_send", "sock")
 
     def __init__(self, sock: socket.socket) -> None:
         sock.setblocking(False)
@@ -30,17 +30,20 @@ class Peer:
             # Without this a stream on a kept-alive connection stalls for some 40 ms.
             sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         self.sock = sock
+        self._address: str | None = None
         self._recv = sock.recv
         self._send = sock.send
 
     @property
     def address(self) -> str:
-        """Where the other end is, for people; empty when it is gone."""
-        try:
-            name = self.sock.getpeername()
-        except OSError:
-            return ""
-        return str(name[0]) if isinstance(name, tuple) else ""
+        """Where the other end is, for people; empty when it was gone before anybody asked."""
+        if self._address is None:
+            try:
+                name = self.sock.getpeername()
+            except OSError:
+                return ""
+            self._address = str(name[0]) if isinstance(name, tuple) else ""
+        return self._address
 
     async def receive(self) -> bytes:
         """Some bytes, or none at the end. Raises ``OSError``."""
