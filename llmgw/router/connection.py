@@ -35,7 +35,6 @@ STALL_S = 60.0
 
 LINGER_S = 5.0
 
-_KEYED = frozenset({Kind.ENGINE, Kind.MODELS, Kind.MODEL})
 _READ_ANYWAY_BYTES = 64 * 1024
 """So much of a refused client's body is read, so that it hears why on a connection that lives on; with more of it on
 its way, closing would take the answer with it."""
@@ -165,7 +164,7 @@ class Connection:
             settings = self._shared.directory.table.settings
             limit = settings.max_media_bytes if target.media else settings.max_body_bytes
             holder, refused = None, None
-            if target.kind in _KEYED:
+            if target.keyed:
                 try:
                     holder = self._shared.gate.known(head.authorization)
                 except ApiError as error:
