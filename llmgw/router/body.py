@@ -22,6 +22,14 @@ _PARSED_DEPTH = 200
 """Deeper than any tool's schema, and far from what the parsers of engines give up at."""
 
 
+ANSWER_TOKENS = 256
+"""How many new tokens a request counts for that does not bound them."""
+
+
+class _Options(msgspec.Struct):
+    include_usage: bool | None = None
+
+
 class _Body(msgspec.Struct):
     model: str
     stream: bool | None = None
@@ -32,24 +40,37 @@ class _Body(msgspec.Struct):
     input: msgspec.Raw = msgspec.Raw()
 
 
+class _Whole(_Body):
+    """With what only an engine judges: where it is wrong, that is for the engine to say."""
+
+    max_output_tokens: int | None = None
+    n: int | None = None
+    stream_options: _Options | None = None
+
+
 _decode = msgspec.json.Decoder(_Body).decode
+_decode_whole = msgspec.json.Decoder(_Whole).decode
 
 
 class Asked(msgspec.Struct, frozen=True):
     """What a request asks: for which model, whether as a stream, and how many new tokens at the most (0: not said).
 
     ``start`` is its text as it stands in the JSON (messages, prompt or input), for telling conversations apart.
+    ``answers`` are the new tokens of all its answers, and ``usage`` says that its stream is to tell what it used.
     """
 
     model: str
     stream: bool = False
     most_tokens: int = 0
     start: bytes = b""
+    answers: int = ANSWER_TOKENS
+    usage: bool = False
 
 
 def is_odd(body: bytes) -> bool:
     """Whether letters are written as escapes in it, so that looking for a word does not find every spelling of it."""
-    return _ESCAPED_LETTERS(body) is not None
+    # From the end a word is looked for in a third of the time.
+    return body.rfind(b"\\u00") >= 0 and _ESCAPED_LETTERS(body) is not None
 
 
 def asked_in_json(body: bytes, media_hosts: Sequence[str] = ()) -> Asked:
@@ -59,8 +80,11 @@ def asked_in_json(body: bytes, media_hosts: Sequence[str] = ()) -> Asked:
     """
     try:
         body.decode()  # what is skipped over is not looked at by the decoder
-        found = _decode(body)
-        if is_odd(body) or body.count(b'"model"') != 1 or b'url"' in body:
+        try:
+            found: _Body = _decode_whole(body)
+        except msgspec.ValidationError:
+            found = _decode(body)
+        if is_odd(body) or body.find(b'"model"') != body.rfind(b'"model"') or body.rfind(b'url"') >= 0:
             _read_whole(body, media_hosts)
     except msgspec.ValidationError as wrong:
         said = str(wrong)
@@ -72,12 +96,13 @@ def asked_in_json(body: bytes, media_hosts: Sequence[str] = ()) -> Asked:
         raise _too_deep() from wrong
     except msgspec.DecodeError as wrong:
         raise ApiError(400, f"The request's body is not valid JSON: {wrong}.", "invalid_json") from wrong
-    return Asked(
-        found.model,
-        bool(found.stream),
-        max(0, found.max_completion_tokens or found.max_tokens or 0),
-        bytes(found.messages or found.prompt or found.input),
-    )
+    most = found.max_completion_tokens or found.max_tokens or 0
+    answers, usage = ANSWER_TOKENS, False
+    if isinstance(found, _Whole):
+        answers = max(0, most or found.max_output_tokens or ANSWER_TOKENS) * max(1, found.n or 1)
+        usage = found.stream_options is not None and found.stream_options.include_usage is True
+    start = bytes(found.messages or found.prompt or found.input)
+    return Asked(found.model, found.stream is True, max(0, most), start, answers, usage)
 
 
 def _too_deep() -> ApiError:

@@ -96,9 +96,16 @@ def choose(
 
 
 def _affine(engines: Sequence[Load], fit: Sequence[int], key: int) -> Choice:
-    most = max(ROOM_LEAST, ROOM * (1 + sum([engines[n].outstanding for n in fit])) / len(fit))
-    first = max(fit, key=lambda n: (_mixed(key, engines[n].seed), n))
-    if engines[first].outstanding < most and not engines[first].full:
+    first, highest, outstanding = -1, -1, 1
+    for n in fit:
+        engine = engines[n]
+        outstanding += engine.outstanding
+        mixed = _mixed(key, engine.seed)
+        if mixed >= highest:
+            first, highest = n, mixed
+    most = max(ROOM_LEAST, ROOM * outstanding / len(fit))
+    favourite = engines[first]
+    if favourite.outstanding < most and not favourite.full:
         return Choice(first, Reason.AFFINITY)  # as a rule; the others need not be put in order
     ranked = sorted([(_mixed(key, engines[n].seed), n) for n in fit], reverse=True)
     for place, (_, n) in enumerate(ranked):

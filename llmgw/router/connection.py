@@ -35,7 +35,6 @@ STALL_S = 60.0
 
 LINGER_S = 5.0
 
-_KEYED = frozenset({Kind.ENGINE, Kind.MODELS, Kind.MODEL})
 _READ_ANYWAY_BYTES = 64 * 1024
 """So much of a refused client's body is read, so that it hears why on a connection that lives on; with more of it on
 its way, closing would take the answer with it."""
@@ -61,6 +60,8 @@ class Connection:
         self._told: Told | None = None
         self._cors = b""
         self._said_close = False
+        self._head: RequestHead | None = None
+        self._target = Target(Kind.ENGINE)
 
     def asked_already(self) -> bool:
         """Whether something has arrived that nobody has read yet."""
@@ -114,7 +115,7 @@ class Connection:
         while await self._receive(by):
             pass
 
-    async def _send(self, data: bytes) -> None:
+    async def _send(self, data: bytes | memoryview) -> None:
         self.deadline = self._shared.ticker.now + STALL_S
         await self._client.send(data)
         self.deadline = None
@@ -134,12 +135,14 @@ class Connection:
         while (end := buffer.find(b"\r\n\r\n")) < 0:
             if len(buffer) > MAX_HEAD_BYTES:
                 raise BadMessage(431, f"the request's head is longer than {MAX_HEAD_BYTES} bytes")
-            data = await self._receive(by)
+            self.deadline = by
+            data = await self._client.receive()
+            self.deadline = None
             if not data:
                 return None
             if self.idle:
                 self.idle, by = False, self._shared.ticker.now + HEAD_S
-            buffer += data
+            buffer = buffer + data if buffer else data
         self.idle = False
         end += 4
         if end > MAX_HEAD_BYTES:
@@ -154,12 +157,15 @@ class Connection:
         rest: bytes | None = None if head.length or head.chunked else buffer[end:]
         dialect = Dialect.OPENAI
         try:
-            target = target_of(head)
+            # A client's heads are the same as a rule, and then what was remembered of them is the same object.
+            if head is not self._head:
+                self._target, self._head = target_of(head), head
+            target = self._target
             dialect = target.dialect
             settings = self._shared.directory.table.settings
             limit = settings.max_media_bytes if target.media else settings.max_body_bytes
             holder, refused = None, None
-            if target.kind in _KEYED:
+            if target.keyed:
                 try:
                     holder = self._shared.gate.known(head.authorization)
                 except ApiError as error:
@@ -167,7 +173,11 @@ class Connection:
             # Of nobody in particular only a small body is read, and an expectation is not met.
             small = not head.chunked and not head.expects_continue and (head.length or 0) <= _READ_ANYWAY_BYTES
             if refused is None or small:
-                body, rest = await self._body(head, buffer[end:], limit)
+                length = head.length
+                if length is not None and length <= limit and len(buffer) == end + length:
+                    body, rest = buffer[end:], b""  # as a rule all of it is there
+                else:
+                    body, rest = await self._body(head, buffer[end:], limit)
             if refused is not None:
                 raise refused
             if target.kind is Kind.ENGINE:
@@ -308,17 +318,27 @@ class Connection:
         told = self._told
         if told is not None:
             told.model, told.key = model, "" if holder is None else holder.key.id
-            head = evolve(head, forwarded=told.teller.passed_on(told, head.forwarded))
+            if told.span is not None:
+                head = evolve(head, forwarded=told.teller.passed_on(told, head.forwarded))
         self._shared.gate.permit(holder, model)
         if served is None:
             raise _unknown_model(model)
-        with self._shared.gate.admit(holder, target.path, model, body) as ticket:
+        with self._shared.gate.admit(holder, target.path, model, body, asked) as ticket:
             directory.asked[model] += 1
-            served = await directory.turn(served, _tenant(holder))
+            if not directory.open(served):
+                served = await directory.turn(served, _tenant(holder))
             self.holder = holder
             lines = self._connection_line(head) + self._cors + ticket.lines
             self.exchange = Exchange(
-                self._shared, self._send, head, request_id, model, lines, ticket.filter, target.dialect
+                self._shared,
+                self._client.put,
+                self._send,
+                head,
+                request_id,
+                model,
+                lines,
+                ticket.filter,
+                target.dialect,
             )
             ticket.answer = self.exchange
             if told is not None:

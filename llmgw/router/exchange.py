@@ -23,14 +23,14 @@ from llmgw.router.http1 import (
     MAX_HEAD_BYTES,
     BadMessage,
     ChunkDecoder,
-    ChunkWalker,
     RequestHead,
     ResponseHead,
     parse_response,
 )
 from llmgw.router.metrics import RouterMetrics
-from llmgw.router.pool import Directory, Engine, Served
-from llmgw.router.sockets import Peer
+from llmgw.router.pool import Directory, Engine, Served, Timeouts
+from llmgw.router.relay import Relay
+from llmgw.router.sockets import Peer, Ticker, Watch
 from llmgw.router.usage import TAIL_BYTES, own_error, usage_of
 from llmgw.router.usage_filter import UsageFilter
 from llmgw.telemetry.logging import logger
@@ -40,15 +40,6 @@ _RETRY_AFTER_S = 2
 _JOIN_BYTES = 64 * 1024
 
 _log = logger("router")
-
-
-class Ticker:
-    """The time of the last sweep. Deadlines are counted from it: they are looked at in sweeps only."""
-
-    __slots__ = ("now",)
-
-    def __init__(self, now: float) -> None:
-        self.now = now
 
 
 @frozen
@@ -65,6 +56,7 @@ class Shared:
     ready: Callable[[], str]
     draining: Callable[[], bool]
     front: Front
+    watch: Watch
 
 
 class EngineFailed(Exception):
@@ -78,23 +70,38 @@ class EngineFailed(Exception):
 
 
 class Exchange:
-    """One request of one client. ``send`` writes to the client; ``connection_line`` is what its answer's head says.
+    """One request of one client. ``put`` writes to it what can be written at once, ``send`` all of what is left;
+    ``connection_line`` is what its answer's head says.
 
     For whoever settles: the ``endpoint`` that was asked last, ``status`` of the engine's answer (0: none came), its
     ``usage``, the bytes of its body that were ``passed`` on and their ``tail``, whether it was ``whole``, and whether
     it consists of ``events``.
     """
 
-    __slots__ = (
-        "_began", "_connection_line", "_deadline", "_dialect", "_ends", "_engines", "_filter", "_first_byte",
-        "_gave_up", "_head", "_patience_s", "_request_id", "_send", "_shared", "_ticker", "_timeouts", "_tried",
-        "_upstream", "endpoint", "events", "model", "passed", "status", "tail", "usage", "whole",
-    )  # fmt: skip
+    # What a request begins with stands here once: most of it is never set for a request that goes well.
+    endpoint = ""
+    status = 0
+    usage: tuple[int, int] | None = None
+    whole = False
+    events = False
+    tail = b""
+    _passed = 0
+    _first_byte = 0.0
+    _tried: tuple[int, ...] = ()
+    _upstream: Peer | None = None
+    _deadline: float | None = None
+    _patience_s = 0.0
+    _ends = math.inf
+    _gave_up = ""
+    _engines: Sequence[Engine] = ()
+    _relaying: Relay | None = None
+    _timeouts: Timeouts
 
     def __init__(
         self,
         shared: Shared,
-        send: Callable[[bytes], Awaitable[None]],
+        put: Callable[[bytes], bytes | memoryview],
+        send: Callable[[bytes | memoryview], Awaitable[None]],
         head: RequestHead,
         request_id: bytes,
         model: str,
@@ -103,30 +110,21 @@ class Exchange:
         dialect: Dialect = Dialect.OPENAI,
     ) -> None:
         self.model = model
-        self.endpoint = ""
-        self.status = 0
-        self.usage: tuple[int, int] | None = None
-        self.passed = 0
-        self.whole = False
-        self.events = False
-        self.tail = b""
         self._filter = events_filter
         self._dialect = dialect
         self._shared = shared
         self._ticker = shared.ticker
+        self._put = put
         self._send = send
         self._head = head
         self._request_id = request_id
         self._connection_line = connection_line
         self._began = shared.clock()
-        self._first_byte = 0.0
-        self._tried: tuple[int, ...] = ()
-        self._upstream: Peer | None = None
-        self._deadline: float | None = None
-        self._patience_s = 0.0
-        self._ends = math.inf
-        self._gave_up = ""
-        self._engines: Sequence[Engine] = ()
+
+    @property
+    def passed(self) -> int:
+        """Bytes of the answer's body that were passed on."""
+        return self._passed if self._relaying is None else self._relaying.passed
 
     @property
     def first_byte(self) -> float:
@@ -135,8 +133,10 @@ class Exchange:
 
     def sweep(self, now: float) -> None:
         """Give an engine up that was silent for too long, or a request that took too long in all."""
-        if self._upstream is None:
+        if self._upstream is None or self._gave_up:
             return
+        if self._relaying is not None:
+            self._deadline = self._relaying.heard + self._timeouts.idle_s
         if now > self._ends:
             self._gave_up = f"took longer than {self._timeouts.total_s:g} s"
         elif self._deadline is not None and now > self._deadline:
@@ -215,7 +215,8 @@ class Exchange:
             try:
                 self._wait(timeouts.first_byte_s)
                 try:
-                    await peer.send(request)
+                    if left := peer.put(request):
+                        await peer.send(left)
                     if len(body) >= _JOIN_BYTES:
                         await peer.send(body)
                     first = await peer.receive()
@@ -297,7 +298,13 @@ class Exchange:
         else:
             engine.health.erred(self._first_byte)
         try:
-            keep = await self._relay(peer, response, data, engine, bodiless=bodiless)
+            if response.length == len(data) and not bodiless:
+                # As a rule all of an answer that is no stream is there.
+                self._passed, self.tail, keep = len(data), data[-TAIL_BYTES:], True
+                if left := self._put(response.start + self._lines() + data):
+                    await self._send(left)
+            else:
+                keep = await self._relay(peer, response, data, engine, bodiless=bodiless)
             self.whole = not (response.event_stream and own_error(self.tail))
         finally:
             self.usage = usage_of(self.tail)
@@ -315,9 +322,13 @@ class Exchange:
         )
         return keep and response.keep_alive
 
+    def _lines(self) -> bytes:
+        """What the router adds to the answer's head, and its end."""
+        return b"x-request-id: %b\r\n%b\r\n" % (self._request_id, self._connection_line)
+
     async def _relay(self, peer: Peer, response: ResponseHead, data: bytes, engine: Engine, *, bodiless: bool) -> bool:
         """Head and body, as they come. Returns whether the body ended exactly where it said."""
-        more = b"x-request-id: " + self._request_id + b"\r\n" + self._connection_line + b"\r\n"
+        more = self._lines()
         if bodiless:
             await self._send(response.start + more)
             return not data
@@ -330,30 +341,26 @@ class Exchange:
     async def _relay_chunked(
         self, peer: Peer, response: ResponseHead, head: bytes, data: bytes, engine: Engine
     ) -> bool:
-        walker = ChunkWalker()
         events = self._filter if response.event_stream else None
-        send = head
-        while True:
-            try:
-                end = walker.feed(data)
-            except BadMessage as bad:
-                await self._break(engine, response, bad.reason, between_chunks=False, sent=not send)
-            if end >= 0:
-                exact = end == len(data)
-                data = data[:end]
-            self.tail = data[-TAIL_BYTES:] if len(data) >= TAIL_BYTES else (self.tail + data)[-TAIL_BYTES:]
-            self.passed += len(data)
-            if events is not None:
-                data = events.chunks(data, walker.boundary, finished=end >= 0)
-            if send or data:
-                await self._send(send + data if send else data)
-            send = b""
-            if end >= 0:
-                return exact
-            if not (data := await self._more(peer)):
-                why = self._gave_up or "ended the connection within its answer"
-                between = walker.between_chunks or (events is not None and not events.through)
-                await self._break(engine, response, why, between_chunks=between, sent=True)
+        relay = Relay(peer, self._put, self._shared.watch, self._ticker, events)
+        self._relaying, self._patience_s = relay, self._timeouts.idle_s
+        why, between_chunks = "", False
+        try:
+            relay.take(data, head)
+            while not relay.over:
+                if relay.unsent:
+                    unsent, relay.unsent = relay.unsent, b""
+                    await self._send(unsent)
+                if relay.ended:
+                    return relay.exact
+                await relay.wait()
+            why, between_chunks = self._gave_up or "ended the connection within its answer", relay.between_chunks
+        except BadMessage as bad:
+            why = bad.reason
+        finally:
+            self._relaying = None
+            self.tail, self._passed = relay.tail, relay.passed
+        return await self._break(engine, response, why, between_chunks=between_chunks, sent=True)
 
     async def _relay_sized(self, peer: Peer, response: ResponseHead, head: bytes, data: bytes, engine: Engine) -> bool:
         assert response.length is not None
@@ -363,9 +370,10 @@ class Exchange:
         send = head
         while True:
             left -= len(data)
-            self.passed += len(data)
+            self._passed += len(data)
             self.tail = (self.tail + data)[-TAIL_BYTES:]
-            await self._send(send + data if send else data)
+            if unsent := self._put(send + data if send else data):
+                await self._send(unsent)
             send = b""
             if left == 0:
                 return exact
@@ -386,7 +394,7 @@ class Exchange:
             while True:
                 part = data if decoder is None else decoder.feed(data)
                 self.tail = (self.tail + part)[-TAIL_BYTES:]
-                self.passed += len(part)
+                self._passed += len(part)
                 if events is not None:
                     part = events.content(part)
                 if part or send:

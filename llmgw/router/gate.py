@@ -18,6 +18,7 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metri
 from prometheus_client.registry import Collector
 
 from llmgw.router import limits
+from llmgw.router.body import Asked
 from llmgw.router.counts import Counts, OwnCounts
 from llmgw.router.errors import ApiError
 from llmgw.router.keys import Holder, KeyRefused, KeyTable
@@ -35,10 +36,12 @@ class Answer(Protocol):
 
     status: int
     usage: tuple[int, int] | None
-    passed: int
     whole: bool
     events: bool
     tail: bytes
+
+    @property
+    def passed(self) -> int: ...
 
 
 class Gate(Collector):
@@ -91,12 +94,12 @@ class Gate(Collector):
 
     # What it may have.
 
-    def admit(self, holder: Holder | None, path: bytes, model: str, body: bytes) -> Ticket:
+    def admit(self, holder: Holder | None, path: bytes, model: str, body: bytes, asked: Asked) -> Ticket:
         """Reserve what a permitted request will need. Raises :class:`ApiError` with 429; nothing is reserved then."""
         ticket = Ticket(self, holder, model, body)
         if holder is None:
             return ticket
-        wish = wish_of(path, body)
+        wish = wish_of(path, body, asked)
         ticket.prompt = wish.prompt
         if wish.ask:
             ticket.body = asking(body)
@@ -130,7 +133,7 @@ class Gate(Collector):
             granted = limits.reserve(
                 cells, base, counts.lane, key.limits, now, self._wall(), wish.prompt + wish.answers, cost
             )
-            left = limits.left(cells, base, key.limits, now) if key.limits.rates else None
+            left = limits.left(cells, base, key.limits, now) if holder.rated else None
         finally:
             counts.unlock(key.slot)
         lines = b"" if left is None else _rate_lines(holder, *left)
@@ -239,7 +242,7 @@ def _rate_lines(holder: Holder, requests: int, tokens: int, reset_s: float) -> b
     """As OpenAI's clients know them (https://platform.openai.com/docs/guides/rate-limits)."""
     lines = b""
     limits_ = holder.key.limits
-    reset = max(0, math.ceil(reset_s))
+    reset = math.ceil(reset_s) if reset_s > 0 else 0
     if limits_.requests_per_minute is not None:
         lines = (
             b"x-ratelimit-limit-requests: %d\r\nx-ratelimit-remaining-requests: %d\r\n"

@@ -259,14 +259,29 @@ def reason_phrase(status: int) -> bytes:
     return _REASONS.get(status, b"")
 
 
-class ChunkWalker:
-    """Finds the end of a chunked body that is passed on as it is.
+_sizes: dict[bytes, int] = {}
+_SIZES_MOST = 4096
+
+
+def _size(line: bytes) -> int:
+    """The size in a chunk's first line, remembered: most lines of a stream are like others before them.
 
     ``int(x, 16)`` takes ``0x5``, ``+5``, ``5_0`` and `` 5``; a size here is hexadecimal digits or the body is refused,
     because two readers that disagree on a size read different messages.
     """
+    match = _CHUNK_SIZE.fullmatch(line)
+    if match is None:
+        raise BadMessage(502, "a chunk's size is not hexadecimal")
+    size = int(match[1], 16)
+    if len(_sizes) < _SIZES_MOST and len(line) <= 8:
+        _sizes[line] = size
+    return size
 
-    __slots__ = ("_left", "_part", "_trailer_bytes", "boundary", "finished")
+
+class ChunkWalker:
+    """Finds the end of a chunked body that is passed on as it is."""
+
+    __slots__ = ("_left", "_part", "_trailer_bytes", "boundary", "events", "finished")
 
     def __init__(self) -> None:
         self._left = 0  # bytes of the present chunk, and of the line end after it, that are still to come
@@ -274,6 +289,8 @@ class ChunkWalker:
         self._trailer_bytes = -1  # below zero until the last chunk was seen
         self.boundary = 0
         """The index in what was fed last behind its last whole chunk; not above 0 where none ended in it."""
+        self.events = False
+        """Whether every chunk that ended in what was fed last is seen to end with an empty line, as an event does."""
         self.finished = False
 
     @property
@@ -289,51 +306,60 @@ class ChunkWalker:
         size = len(data)
         at = self._left
         self.boundary = 0
+        self.events = True
         if at > size:
             self._check_line_end(data, size, at)
             self._left = at - size
             return -1
-        self._check_line_end(data, size, at)
-        self._left = 0
+        if at:
+            if at < 4 or data[at - 4 : at] != b"\n\n\r\n":
+                self._check_line_end(data, size, at)
+                self.events = False
+            self._left = 0
         base = len(self._part)
         buffer = data
         if base:  # then nothing of a chunk is left: what was kept is the beginning of a line
             buffer, at, self._part = self._part + data, 0, b""
+            size += base
+        find, known = buffer.find, _sizes.get
         while True:
-            line_end = buffer.find(b"\r\n", at, at + _MAX_SIZE_LINE + 2)
+            line_end = find(b"\r\n", at, at + _MAX_SIZE_LINE + 2)
             if line_end < 0:
-                if len(buffer) - at > _MAX_SIZE_LINE:
+                if size - at > _MAX_SIZE_LINE:
                     raise BadMessage(502, "a chunk's size line is too long")
                 self._part = buffer[at:]
                 if self._trailer_bytes < 0:
                     self.boundary = at - base
                 return -1
             line = buffer[at:line_end]
+            begin = at
             at = line_end + 2
             if self._trailer_bytes >= 0:
                 self._trailer_bytes += len(line)
                 if not line:
                     self.finished = True
                     return at - base
+                self.events = False
                 if self._trailer_bytes > _MAX_TRAILER_BYTES:
                     raise BadMessage(502, "the trailer is too long")
                 continue
-            match = _CHUNK_SIZE.fullmatch(line)
-            if match is None:
-                raise BadMessage(502, "a chunk's size is not hexadecimal")
-            length = int(match[1], 16)
+            length = known(line)
+            if length is None:
+                length = _size(line)
             if length == 0:
                 self._trailer_bytes = 0
-                self.boundary = at - len(line) - 2 - base
+                self.boundary = begin - base
                 continue
             after = at + length + 2
-            if after > len(buffer):
-                self._check_line_end(buffer, len(buffer), after)
-                self._left = after - len(buffer)
-                self.boundary = at - len(line) - 2 - base
+            if after > size:
+                self._check_line_end(buffer, size, after)
+                self._left = after - size
+                self.boundary = begin - base
                 return -1
-            if buffer[after - 2 : after] != b"\r\n":
-                raise BadMessage(502, "a chunk is longer than its size")
+            if buffer[after - 4 : after] != b"\n\n\r\n":
+                if buffer[after - 2 : after] != b"\r\n":
+                    raise BadMessage(502, "a chunk is longer than its size")
+                self.events = False
             at = after
 
     @staticmethod

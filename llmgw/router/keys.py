@@ -16,11 +16,12 @@ _NOBODY = "0" * 64
 class Holder:
     """A key as the worker uses it, with what can be worked out once."""
 
-    __slots__ = ("_allowed", "key", "limited", "until")
+    __slots__ = ("_allowed", "key", "limited", "rated", "until")
 
     def __init__(self, key: ApiKey) -> None:
         self.key = key
         self.limited = key.limits.any
+        self.rated = key.limits.rates
         self.until = 0.0 if key.revoked is not None else _NEVER if key.expires is None else key.expires
         self._allowed: dict[str, bool] | None = None
 

@@ -87,7 +87,7 @@ def reserve(
         after = None if tokens > most else _free_s(cells, base, _RING_TOKENS, used + tokens - most, now)
         return Refused("tokens", most, used, tokens, after)
     held = None
-    if limits.budget:
+    if limits.budget_tokens is not None or limits.budget_cost is not None:
         if (short := _short(cells, base, limits, wall, tokens, cost)) is not None:
             return short
         held = tokens, cost
@@ -108,17 +108,22 @@ def reserve(
 def _short(cells: Cells, base: int, limits: Limits, wall: float, tokens: int, cost: int) -> Refused | None:
     """What of the budget does not suffice."""
     _roll(cells, base, limits.budget_period, wall)
-    for most, spent, held, asked in (
-        (limits.budget_tokens, _SPENT_TOKENS, _HELD_TOKENS, tokens),
-        (limits.budget_cost, _SPENT_COST, _HELD_COST, cost),
-    ):
-        if most is None:
-            continue
-        used = cells[base + spent] + sum(cells[base + held : base + held + LANES])
-        if used + asked > most:
-            end = period_end(limits.budget_period, wall)
-            return Refused("budget", most, used, asked, None if end is None or asked > most else end - wall)
+    most = limits.budget_tokens
+    if most is not None:
+        used = cells[base + _SPENT_TOKENS] + sum(cells[base + _HELD_TOKENS : base + _HELD_TOKENS + LANES])
+        if used + tokens > most:
+            return _over(limits, most, used, tokens, wall)
+    most = limits.budget_cost
+    if most is not None:
+        used = cells[base + _SPENT_COST] + sum(cells[base + _HELD_COST : base + _HELD_COST + LANES])
+        if used + cost > most:
+            return _over(limits, most, used, cost, wall)
     return None
+
+
+def _over(limits: Limits, most: int, used: int, asked: int, wall: float) -> Refused:
+    end = period_end(limits.budget_period, wall)
+    return Refused("budget", most, used, asked, None if end is None or asked > most else end - wall)
 
 
 def settle(
@@ -135,7 +140,7 @@ def settle(
     if grant.held is not None:
         cells[base + _HELD_TOKENS + lane] -= grant.held[0]
         cells[base + _HELD_COST + lane] -= grant.held[1]
-    if limits.budget:
+    if limits.budget_tokens is not None or limits.budget_cost is not None:
         _roll(cells, base, limits.budget_period, wall)
         cells[base + _SPENT_TOKENS] += tokens
         cells[base + _SPENT_COST] += cost

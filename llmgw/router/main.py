@@ -123,12 +123,12 @@ class Worker:
         """The data plane as it is set up. Raises :class:`OperatorError`."""
         router = self._setup.router
         identity = None if router.tls is None else Identity(router.tls)
-        server = RouterServer(identity=identity, alone=self._alone)
+        server = RouterServer(time.monotonic, identity=identity, alone=self._alone)
         server.gate.unkept = lambda: self._journal.unkept
         if router.cors.origins:
             server.front.cors = CorsRules(router.cors.origins)
         if router.access_log:
-            server.front.teller = Teller(trio.current_time, access_log=True, tracer=None)
+            server.front.teller = Teller(time.monotonic, access_log=True, tracer=None)
         return server
 
     async def _follow_tracing(self) -> None:
@@ -148,7 +148,7 @@ class Worker:
                     _log.error("requests are not traced", error=str(missing))
             log = self._setup.router.access_log
             told = log or self._tracer is not None
-            teller = Teller(trio.current_time, access_log=log, tracer=self._tracer) if told else None
+            teller = Teller(time.monotonic, access_log=log, tracer=self._tracer) if told else None
             self._server.front.teller = teller
             _log.info("tracing changed", endpoint=None if wanted is None else wanted.endpoint)
             if old is not None:

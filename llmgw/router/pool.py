@@ -235,6 +235,11 @@ class Directory:
         found = self._served.get(model)
         return self._served.get(found.route.alias_of) if found is not None and found.route.alias_of else found
 
+    @staticmethod
+    def open(served: Served) -> bool:
+        """Whether a request may go to an engine at once, and need not wait for its :meth:`turn`."""
+        return not served.line.queue and served.free()
+
     async def turn(self, served: Served, tenant: str) -> Served:
         """Wait until a request may go to an engine; returns the model as it is then.
 
@@ -242,7 +247,7 @@ class Directory:
         when too many wait, or its time is over while all engines have what they may have.
         """
         line = served.line
-        if not line.queue and served.free():
+        if self.open(served):
             return served
         route = served.route
         wait_s = route.routing.queue_s if served.started else route.hold_s

@@ -31,13 +31,15 @@ class Kind(Enum):
 @frozen
 class Target:
     """A route: its ``path``, and for ``/v1/models/<name>`` the model's ``name``; for OPTIONS what methods it would
-    ``allow``. ``form`` bodies are ``multipart/form-data``, ``media`` ones may be as large as recordings are."""
+    ``allow``. ``form`` bodies are ``multipart/form-data``, ``media`` ones may be as large as recordings are, and
+    ``keyed`` routes are for clients with a key where keys are asked for."""
 
     kind: Kind
     path: bytes = b""
     dialect: Dialect = Dialect.OPENAI
     form: bool = False
     media: bool = False
+    keyed: bool = False
     name: str = ""
     allow: str = ""
 
@@ -48,33 +50,33 @@ def _routes(target: Target, paths: Iterable[bytes]) -> dict[bytes, Target]:
 
 _POST: Mapping[bytes, Target] = {
     **_routes(
-        Target(Kind.ENGINE),
+        Target(Kind.ENGINE, keyed=True),
         (
             b"/v1/chat/completions", b"/v1/completions", b"/v1/responses", b"/v1/embeddings", b"/v1/rerank",
             b"/v1/score", b"/tokenize", b"/detokenize",
         ),
     ),
     **_routes(
-        Target(Kind.ENGINE, dialect=Dialect.ANTHROPIC),
+        Target(Kind.ENGINE, dialect=Dialect.ANTHROPIC, keyed=True),
         (b"/v1/messages", b"/v1/messages/count_tokens"),
     ),
     **_routes(
-        Target(Kind.ENGINE, media=True),
+        Target(Kind.ENGINE, media=True, keyed=True),
         (b"/v1/audio/speech", b"/v1/images/generations"),
     ),
     **_routes(
-        Target(Kind.ENGINE, form=True, media=True),
+        Target(Kind.ENGINE, form=True, media=True, keyed=True),
         (b"/v1/audio/transcriptions", b"/v1/audio/translations", b"/v1/images/edits", b"/v1/images/variations"),
     ),
 }  # fmt: skip
 _GET: Mapping[bytes, Target] = {
-    b"/v1/models": Target(Kind.MODELS),
+    b"/v1/models": Target(Kind.MODELS, keyed=True),
     b"/healthz": Target(Kind.HEALTH),
     b"/readyz": Target(Kind.READY),
     b"/metrics": Target(Kind.METRICS),
 }
 _MODEL_PREFIX = b"/v1/models/"
-_MODEL = Target(Kind.MODEL)
+_MODEL = Target(Kind.MODEL, keyed=True)
 
 
 def target_of(head: RequestHead) -> Target:

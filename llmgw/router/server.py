@@ -16,12 +16,12 @@ from llmgw.errors import OperatorError
 from llmgw.router.balance import PAUSE_S, Balance
 from llmgw.router.connection import Connection
 from llmgw.router.counts import Counts
-from llmgw.router.exchange import Shared, Ticker
+from llmgw.router.exchange import Shared
 from llmgw.router.front import Front
 from llmgw.router.gate import Gate
 from llmgw.router.metrics import RouterMetrics
 from llmgw.router.pool import Directory
-from llmgw.router.sockets import UNSENT_BYTES, HangUps, Peer
+from llmgw.router.sockets import UNSENT_BYTES, Peer, Ticker, Watch
 from llmgw.router.table import Table
 from llmgw.router.tls import HANDSHAKE_S, Identity, TlsPeer
 from llmgw.settings.daemon import Address
@@ -148,22 +148,22 @@ class RouterServer:
         self, listener: socket.socket, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED
     ) -> None:
         """Serve until cancelled or drained; the listener is closed."""
-        hang_ups = HangUps()
+        watch = Watch()
         self._count_clients()
         ticker = Ticker(self._clock())
         shared = Shared(
             self.directory, self.metrics, self.gate, self._clock, ticker, self._request_id, self.ready,
-            self._draining.is_set, self.front,
+            self._draining.is_set, self.front, watch,
         )  # fmt: skip
         try:
             async with trio.open_nursery() as nursery:
-                nursery.start_soon(hang_ups.run)
+                nursery.start_soon(watch.run)
                 nursery.start_soon(self._sweep, ticker, nursery)
                 if self._identity is not None:
                     nursery.start_soon(self._identity.follow)
                 async with trio.open_nursery() as clients:
                     async with trio.open_nursery() as accepting:
-                        accepting.start_soon(self._accept, listener, clients, hang_ups, shared)
+                        accepting.start_soon(self._accept, listener, clients, watch, shared)
                         task_status.started()
                         await self._draining.wait()
                         accepting.cancel_scope.cancel(reason="draining")
@@ -174,7 +174,7 @@ class RouterServer:
         finally:
             listener.close()
             self.directory.close()
-            hang_ups.close()
+            watch.close()
 
     async def _drained(self) -> None:
         """Wait for the requests under way, as long as they may take; idle connections end when their time is over."""
@@ -194,7 +194,7 @@ class RouterServer:
         self,
         listener: socket.socket,
         clients: trio.Nursery,
-        hang_ups: HangUps,
+        watch: Watch,
         shared: Shared,
     ) -> None:
         while True:
@@ -226,11 +226,11 @@ class RouterServer:
                 connection = Connection(peer, shared, scope)
                 self._connections[connection] = scope
                 self._count_clients()
-                clients.start_soon(self._client, connection, peer, scope, hang_ups)
+                clients.start_soon(self._client, connection, peer, scope, watch)
 
-    async def _client(self, connection: Connection, peer: Peer, scope: trio.CancelScope, hang_ups: HangUps) -> None:
+    async def _client(self, connection: Connection, peer: Peer, scope: trio.CancelScope, watch: Watch) -> None:
         with scope:
-            hang_ups.watch(peer.sock, connection.leave)
+            watch.watch(peer.sock, connection.leave)
             try:
                 if isinstance(peer, TlsPeer):
                     connection.deadline = self._clock() + HANDSHAKE_S
@@ -247,7 +247,7 @@ class RouterServer:
                 if scope.cancel_called and connection.exchange is not None:
                     self.metrics.client_gone(connection.exchange.model)
                 connection.exchange = None  # it refers back: together they would stay until the collector comes
-                hang_ups.forget(peer.sock)
+                watch.forget(peer.sock)
                 peer.close()
                 del self._connections[connection]
                 self._count_clients()

@@ -22,7 +22,7 @@ _GONE = select.EPOLLRDHUP | select.EPOLLHUP | select.EPOLLERR
 class Peer:
     """One connected socket. Closing it never blocks; a cancelled operation leaves it fit only for closing."""
 
-    __slots__ = ("_recv", "_send", "sock")
+    __slots__ = ("_address", "_recv", "_send", "sock")
 
     def __init__(self, sock: socket.socket) -> None:
         sock.setblocking(False)
@@ -30,17 +30,20 @@ class Peer:
             # Without this a stream on a kept-alive connection stalls for some 40 ms.
             sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         self.sock = sock
+        self._address: str | None = None
         self._recv = sock.recv
         self._send = sock.send
 
     @property
     def address(self) -> str:
-        """Where the other end is, for people; empty when it is gone."""
-        try:
-            name = self.sock.getpeername()
-        except OSError:
-            return ""
-        return str(name[0]) if isinstance(name, tuple) else ""
+        """Where the other end is, for people; empty when it was gone before anybody asked."""
+        if self._address is None:
+            try:
+                name = self.sock.getpeername()
+            except OSError:
+                return ""
+            self._address = str(name[0]) if isinstance(name, tuple) else ""
+        return self._address
 
     async def receive(self) -> bytes:
         """Some bytes, or none at the end. Raises ``OSError``."""
@@ -51,14 +54,20 @@ class Peer:
             except BlockingIOError:
                 continue
 
-    async def send(self, data: bytes) -> None:
+    def put(self, data: bytes) -> bytes | memoryview:
+        """Send what can be sent at once. Returns what is left for :meth:`send`. Raises ``OSError``."""
+        try:
+            sent = self._send(data)
+        except BlockingIOError:
+            return data
+        return b"" if sent == len(data) else memoryview(data)[sent:]
+
+    async def send(self, data: bytes | memoryview) -> None:
         """All of the bytes. Raises ``OSError``. Yields to other tasks only when the peer is slow."""
         try:
             sent = self._send(data)
         except BlockingIOError:
             sent = 0
-        if sent == len(data):
-            return
         view = memoryview(data)[sent:]
         while view:
             await trio.lowlevel.wait_writable(self.sock)
@@ -129,16 +138,27 @@ def _is_address(host: str) -> bool:
     return False
 
 
-class HangUps:
-    """Notices clients that go away while nobody reads from them: one epoll for all, and no cost per request.
+class Ticker:
+    """The time of the last sweep. Deadlines are counted from it: they are looked at in sweeps only."""
 
-    A client that closes only its sending side counts as gone: no client library of this API does that, and to the
-    kernel it looks the same as leaving.
+    __slots__ = ("now",)
+
+    def __init__(self, now: float) -> None:
+        self.now = now
+
+
+class Watch:
+    """Sees what happens to sockets that no task waits for: one epoll for all.
+
+    Clients that go away while nobody reads from them are noticed without a cost per request. One that closes only its
+    sending side counts as gone: no client library of this API does that, and to the kernel it looks like leaving.
+    Engines whose answers are passed on without a task in between are registered for as long as that lasts.
     """
 
     def __init__(self) -> None:
         self._epoll = select.epoll()
         self._gone: dict[int, Callable[[], None]] = {}
+        self._ready: dict[int, Callable[[], None]] = {}
 
     def watch(self, sock: socket.socket, gone: Callable[[], None]) -> None:
         """Call ``gone`` once when the peer of this socket leaves."""
@@ -152,12 +172,26 @@ class HangUps:
         if self._gone.pop(number, None) is not None:
             self._epoll.unregister(number)
 
+    def relay(self, sock: socket.socket, ready: Callable[[], None]) -> None:
+        """Call ``ready`` whenever there is something to read, or an end, until :meth:`rest`. It must not raise."""
+        number = sock.fileno()
+        self._epoll.register(number, select.EPOLLIN)
+        self._ready[number] = ready
+
+    def rest(self, sock: socket.socket) -> None:
+        """No more of this socket; before it is closed."""
+        number = sock.fileno()
+        if self._ready.pop(number, None) is not None:
+            self._epoll.unregister(number)
+
     async def run(self) -> None:
         """Watch until cancelled."""
         while True:
             await trio.lowlevel.wait_readable(self._epoll.fileno())
             for number, events in self._epoll.poll(0, 1024):
-                if events & _GONE and (gone := self._gone.get(number)) is not None:
+                if (ready := self._ready.get(number)) is not None:
+                    ready()
+                elif events & _GONE and (gone := self._gone.get(number)) is not None:
                     gone()
 
     def close(self) -> None:

@@ -25,8 +25,10 @@ class Answered(Protocol):
     endpoint: str
     status: int
     usage: tuple[int, int] | None
-    passed: int
     whole: bool
+
+    @property
+    def passed(self) -> int: ...
 
     @property
     def first_byte(self) -> float: ...
@@ -57,6 +59,7 @@ class Teller:
         self._clock = clock
         self._access_log = access_log
         self._tracer = tracer
+        self._log = _log.bind()  # made once: a logger is put together anew for each line else
 
     def begin(self, head: RequestHead, request_id: bytes, peer: Peer) -> Told:
         """A request has come."""
@@ -93,6 +96,6 @@ class Teller:
         if gone or cut:
             fields["ended"] = "client gone" if gone else "cut short"
         if self._access_log:
-            _log.info("request", request_id=told.request_id, **fields)
+            self._log.info("request", request_id=told.request_id, **fields)
         if told.span is not None:
             told.span.end({"request_id": told.request_id, **fields}, failed=status >= 500 or cut)

@@ -131,9 +131,17 @@ class TlsPeer(Peer):
             except ssl.SSLWantWriteError:
                 await trio.lowlevel.wait_writable(self._tls)
 
-    async def send(self, data: bytes) -> None:
+    def put(self, data: bytes) -> bytes | memoryview:
+        """Send what can be sent at once. Returns what is left for :meth:`send`. Raises ``OSError``."""
+        try:
+            sent = self._send(data)
+        except (ssl.SSLWantWriteError, ssl.SSLWantReadError):
+            return data
+        return b"" if sent == len(data) else memoryview(data)[sent:]
+
+    async def send(self, data: bytes | memoryview) -> None:
         """All of the bytes. Raises ``OSError``. Yields to other tasks only when the peer is slow."""
-        view: memoryview | bytes = data
+        view = data
         while True:
             try:
                 sent = self._send(view)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import re
 
-import orjson
+import msgspec
 
 TAIL_BYTES = 4096
 """How much of an answer's end is kept to look for the block in; it is the last thing in it but ``[DONE]``."""
@@ -15,9 +15,13 @@ _DECODER = json.JSONDecoder()
 _FLAT = re.compile(rb'"usage"\s*:\s*(\{[^{}]*\})')
 """A block without objects in it, which most are: it can be cut out and read in C."""
 
-_LONG = re.compile(rb"[0-9]{16}")
-"""A number that is not read in C as the whole number that it is."""
 
+class _Flat(msgspec.Struct):
+    prompt_tokens: int = -1
+    completion_tokens: int = -1
+
+
+_decode_flat = msgspec.json.Decoder(_Flat).decode
 _ERROR = re.compile(rb'data:\s*\{\s*"error"\s*:')
 
 
@@ -32,9 +36,16 @@ def usage_of(tail: bytes) -> tuple[int, int] | None:
     at = tail.rfind(b'"usage"')
     if at < 0:
         return None
+    if (flat := _FLAT.match(tail, at)) is not None:
+        try:
+            block = _decode_flat(flat[1])
+        except msgspec.DecodeError:
+            pass  # it is not as OpenAI has it
+        else:
+            if block.prompt_tokens >= 0 and block.completion_tokens >= 0:
+                return block.prompt_tokens, block.completion_tokens
     try:
-        flat = _FLAT.match(tail, at)
-        found = _read(tail, at) if flat is None or _LONG.search(flat[1]) else orjson.loads(flat[1])
+        found = _read(tail, at)
     except (ValueError, RecursionError):
         return None
     if not isinstance(found, dict):

@@ -12,6 +12,8 @@ from typing import Any
 import msgspec
 import orjson
 
+from llmgw.router.body import Asked
+
 _STREAMED = frozenset({b"/v1/chat/completions", b"/v1/completions"})
 """Where an engine says what it used only if it is asked to; elsewhere the last event has it anyway."""
 
@@ -28,22 +30,6 @@ _HELD_MOST = 256 * 1024
 TOKENS_MOST = 2**40
 """More than anybody has; a number that a client or an engine made up must not overflow what counts it."""
 
-_ANSWER_TOKENS = 256
-"""What is reserved for an answer whose length the client does not bound."""
-
-
-class _Options(msgspec.Struct):
-    include_usage: bool | None = None
-
-
-class _Wish(msgspec.Struct):
-    stream: bool | None = None
-    stream_options: _Options | None = None
-    max_tokens: int | None = None
-    max_completion_tokens: int | None = None
-    max_output_tokens: int | None = None
-    n: int | None = None
-
 
 class Wish(msgspec.Struct, frozen=True):
     """What a request will need: tokens of its prompt (guessed) and of its answers; whether usage is to be asked for."""
@@ -53,21 +39,12 @@ class Wish(msgspec.Struct, frozen=True):
     ask: bool
 
 
-_decode = msgspec.json.Decoder(_Wish).decode
-
-
-def wish_of(path: bytes, body: bytes) -> Wish:
-    """What a body asks for. One that the engine will refuse for its types wishes for nothing but its prompt."""
+def wish_of(path: bytes, body: bytes, asked: Asked) -> Wish:
+    """What a request on this path will need."""
     if path in _WORDLESS:
         return Wish(prompt_guess(body), 0, ask=False)
-    try:
-        found = _decode(body)
-    except (msgspec.DecodeError, RecursionError, UnicodeDecodeError):
-        return Wish(prompt_guess(body), _ANSWER_TOKENS, ask=False)
-    answers = found.max_completion_tokens or found.max_tokens or found.max_output_tokens or _ANSWER_TOKENS
-    options = found.stream_options
-    ask = found.stream is True and path in _STREAMED and (options is None or options.include_usage is not True)
-    return Wish(prompt_guess(body), min(max(0, answers) * max(1, found.n or 1), TOKENS_MOST), ask)
+    ask = asked.stream and not asked.usage and path in _STREAMED
+    return Wish(prompt_guess(body), min(asked.answers, TOKENS_MOST), ask)
 
 
 def prompt_guess(body: bytes) -> int:
@@ -97,8 +74,8 @@ def asking(body: bytes) -> bytes:
 class UsageFilter:
     """Takes the usage event out of a stream on its way to a client that did not ask for it.
 
-    Whole events without a usage pass as they came: one look at their end and one search. What of a chunk, or of an
-    event, is not all there yet is held until it is.
+    Whole events without a usage pass as they came, at the cost of one search. What of a chunk, or of an event, is not
+    all there yet is held until it is.
     """
 
     __slots__ = ("_held", "_raw", "through")
@@ -109,9 +86,10 @@ class UsageFilter:
         self.through = False
         """Given up: chunks are passed on in whatever pieces they come."""
 
-    def chunks(self, data: bytes, boundary: int, *, finished: bool) -> bytes:
-        """Some of a chunked body. ``boundary`` is behind its last whole chunk, see :class:`ChunkWalker`; ``finished``
-        says that the body ends with it. What is taken apart is chunked anew."""
+    def chunks(self, data: bytes, boundary: int, *, events: bool, finished: bool) -> bytes:
+        """Some of a chunked body. ``boundary`` is behind its last whole chunk, and ``events`` says that each chunk that
+        ended in it ended an event, see :class:`ChunkWalker`; ``finished`` says that the body ends with it. What is
+        taken apart is chunked anew."""
         if self.through:
             return data
         if finished or boundary == len(data):
@@ -126,12 +104,17 @@ class UsageFilter:
             return self._chunk(self._held) + ready
         else:
             ready, self._raw = self._raw + data[:boundary], data[boundary:]
-        if not self._held and b'"usage"' not in ready and _is_plain(ready, finished=finished):
-            return ready
-        made = self.content(_content(ready))
+        # Where chunks end as events do, no word stands across two of them.
+        at = 0
+        if not self._held and events:
+            found = _USAGE.search(ready)
+            if found is None:
+                return ready
+            at = _chunk_with(ready, found.start())
+        made = self.content(_content(ready, at))
         if finished:
-            return self._chunk(made + self.rest()) + b"0\r\n\r\n"
-        return self._chunk(made)
+            return ready[:at] + self._chunk(made + self.rest()) + b"0\r\n\r\n"
+        return ready[:at] + self._chunk(made)
 
     @staticmethod
     def _chunk(content: bytes) -> bytes:
@@ -157,17 +140,20 @@ class UsageFilter:
         return b"" if _is_usage(held) else held
 
 
-def _is_plain(chunks: bytes, *, finished: bool) -> bool:
-    """Whether each chunk ends with an event, as engines write them: else a word can stand across two of them.
+def _chunk_with(chunks: bytes, place: int) -> int:
+    """Where the chunk begins that has this place in it."""
+    at = 0
+    while True:
+        end = chunks.index(b"\r\n", at)
+        size = int(chunks[at:end].partition(b";")[0], 16)
+        if not size or end + 4 + size > place:
+            return at
+        at = end + 4 + size
 
-    A chunk has two line ends of its own, and so has the empty one at the end.
-    """
-    return chunks.count(b"\r\n") == 2 * (chunks.count(b"\n\n\r\n") + finished)
 
-
-def _content(chunks: bytes) -> bytes:
-    """What whole chunks hold, which a :class:`ChunkWalker` found right; trailers are dropped."""
-    parts, at = [], 0
+def _content(chunks: bytes, at: int) -> bytes:
+    """What whole chunks hold from there on, which a :class:`ChunkWalker` found right; trailers are dropped."""
+    parts = []
     while at < len(chunks):
         end = chunks.index(b"\r\n", at)
         size = int(chunks[at:end].partition(b";")[0], 16)

@@ -52,9 +52,20 @@ def test_refused(body: bytes, code: str, said: str) -> None:
 
 def test_what_is_read() -> None:
     body = {"messages": [{"role": "user", "content": "hi"}], "model": "a:b", "stream": True, "max_completion_tokens": 9}
-    assert asked_in_json(json.dumps(body).encode()) == Asked("a:b", True, 9, json.dumps(body["messages"]).encode())
-    assert asked_in_json(b'{"model":"m","prompt":"p","max_tokens":3,"stream":null}') == Asked("m", False, 3, b'"p"')
-    assert asked_in_json(b'{"model":"m","max_tokens":-5,"input":["x"]}') == Asked("m", False, 0, b'["x"]')
+    assert asked_in_json(json.dumps(body).encode()) == Asked(
+        "a:b", True, 9, json.dumps(body["messages"]).encode(), answers=9
+    )
+    assert asked_in_json(b'{"model":"m","prompt":"p","max_tokens":3,"stream":null}') == Asked(
+        "m", False, 3, b'"p"', answers=3
+    )
+    assert asked_in_json(b'{"model":"m","max_tokens":-5,"input":["x"]}') == Asked("m", False, 0, b'["x"]', answers=0)
+
+
+def test_what_only_an_engine_judges_is_passed_on() -> None:
+    for odd in ({"n": "3"}, {"stream_options": "x"}, {"max_output_tokens": 1.5}):
+        assert asked_in_json(json.dumps({"model": "m", "max_tokens": 3, **odd}).encode()) == Asked("m", False, 3)
+    streamed = {"model": "m", "stream": True, "stream_options": {"include_usage": True}}
+    assert asked_in_json(json.dumps(streamed).encode()) == Asked("m", True, usage=True)
 
 
 @pytest.mark.parametrize(

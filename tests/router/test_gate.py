@@ -11,6 +11,7 @@ import pytest
 import trio
 from attrs import evolve
 
+from llmgw.router.body import Asked
 from llmgw.router.errors import ApiError
 from llmgw.router.gate import Gate
 from llmgw.router.limits import LANES, SLOT_CELLS
@@ -430,7 +431,7 @@ def test_settled_once_whatever_happens() -> None:
     gate = Gate(RouterSettings)
     gate.keys.apply(0, 1, (key(limits=ALL),), last=True)
     holder = gate.known(b"Bearer " + TOKEN.encode())
-    ticket = gate.admit(holder, b"/v1/completions", "m", PLAIN)
+    ticket = gate.admit(holder, b"/v1/completions", "m", PLAIN, Asked("m"))
     with pytest.raises(ZeroDivisionError):
         with ticket:
             raise ZeroDivisionError

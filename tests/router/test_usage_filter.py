@@ -8,6 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from llmgw.router.body import asked_in_json
 from llmgw.router.http1 import ChunkDecoder, ChunkWalker
 from llmgw.router.usage_filter import TOKENS_MOST, UsageFilter, answer_guess, asking, prompt_guess, wish_of
 
@@ -36,7 +37,7 @@ def through(raw: bytes, cuts: list[int]) -> bytes:
     for start, end in zip([0, *cuts], [*cuts, len(raw)], strict=True):
         if piece := raw[start:end]:
             finished = walker.feed(piece) >= 0
-            made += decoder.feed(events.chunks(piece, walker.boundary, finished=finished))
+            made += decoder.feed(events.chunks(piece, walker.boundary, events=walker.events, finished=finished))
     assert decoder.finished
     assert decoder.rest == b""
     return made
@@ -72,22 +73,24 @@ def test_cut_at_every_byte() -> None:
 def test_what_needs_no_look_is_the_same_object() -> None:
     events = UsageFilter()
     word = chunked([event(WORD["choices"])])[:-5]
-    assert events.chunks(word, len(word), finished=False) is word
+    assert events.chunks(word, len(word), events=True, finished=False) is word
+    both = word + chunked([event(USAGE)])[:-5]
+    assert events.chunks(both, len(both), events=True, finished=False) == word, "what came before it is not taken apart"
     said = chunked([event(USAGE)])[:-5]
-    assert events.chunks(said, len(said), finished=False) == b""
-    assert events.chunks(word, len(word), finished=False) is word, "and so it goes on"
+    assert events.chunks(said, len(said), events=True, finished=False) == b""
+    assert events.chunks(word, len(word), events=True, finished=False) is word, "and so it goes on"
     last = chunked([event("[DONE]")])
-    assert events.chunks(last, 0, finished=True) is last
+    assert events.chunks(last, 0, events=True, finished=True) is last
 
 
 def test_a_chunk_without_end_is_not_held_for_ever() -> None:
     events = UsageFilter()
     part = event("half")[:-1]
     first = b"%x\r\n%b\r\n" % (len(part), part)
-    assert events.chunks(first, len(first), finished=False) == b""
+    assert events.chunks(first, len(first), events=False, finished=False) == b""
     begun = b"7fffffff\r\n" + b"x" * 256 * 1024
-    assert events.chunks(begun, 0, finished=False) == first + begun
-    assert events.chunks(b"more", 0, finished=False) == b"more"
+    assert events.chunks(begun, 0, events=True, finished=False) == first + begun
+    assert events.chunks(b"more", 0, events=True, finished=False) == b"more"
 
 
 def test_what_is_no_event_is_not_held_for_ever() -> None:
@@ -109,8 +112,8 @@ def test_what_is_no_event_is_not_held_for_ever() -> None:
 )
 def test_usage_is_asked_for_where_it_is_not_yet(body: dict[str, object], ask: bool) -> None:
     text = json.dumps({"model": "m", "text": 'ü "stream_options"', **body}).encode()
-    assert wish_of(CHAT, text).ask is ask
-    assert not wish_of(b"/v1/embeddings", text).ask
+    assert wish_of(CHAT, text, asked_in_json(text)).ask is ask
+    assert not wish_of(b"/v1/embeddings", text, asked_in_json(text)).ask
     if ask:
         asked = json.loads(asking(b" " + text))
         options = {**(body.get("stream_options") or {}), "include_usage": True}  # type: ignore[dict-item]
@@ -123,13 +126,19 @@ def test_what_cannot_be_written_anew_stays_as_it_is() -> None:
 
 
 def test_wishes() -> None:
-    assert wish_of(CHAT, b'{"max_tokens":5,"n":3}').answers == 15
-    assert wish_of(CHAT, b'{"max_tokens":5,"max_completion_tokens":7}').answers == 7
-    assert wish_of(CHAT, b'{"max_tokens":-5}').answers == 0
-    assert wish_of(CHAT, b"{}").answers == 256
-    assert wish_of(b"/v1/embeddings", b"{}").answers == 0
-    assert wish_of(CHAT, b'{"max_tokens":"5"}').answers == 256
-    assert wish_of(CHAT, b'{"max_tokens":99999999999999999999999,"n":9}').answers == TOKENS_MOST
+    def answers(members: str, path: bytes = CHAT) -> int:
+        body = b'{"model":"m",%b}' % members.encode()
+        return wish_of(path, body, asked_in_json(body)).answers
+
+    assert answers('"max_tokens":5,"n":3') == 15
+    assert answers('"max_tokens":5,"max_completion_tokens":7') == 7
+    assert answers('"max_output_tokens":9') == 9
+    assert answers('"max_tokens":-5') == 0
+    assert answers('"x":1') == 256
+    assert answers('"x":1', b"/v1/embeddings") == 0
+    assert answers('"n":"5"') == 256, "what is wrong with it the engine says"
+    assert answers('"stream_options":5') == 256
+    assert answers('"max_tokens":99999999999999999999999,"n":9') == TOKENS_MOST
 
 
 def test_prompts_are_guessed_without_their_media() -> None:

@@ -1,0 +1,121 @@
+"""Bodies passed on without waking a task: what goes wrong with one is its own task's to hear, and nobody else's."""
+
+from __future__ import annotations
+
+import socket
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager, contextmanager
+
+import pytest
+import trio
+import trio.testing
+
+from llmgw.router.http1 import BadMessage
+from llmgw.router.relay import Relay
+from llmgw.router.sockets import Peer, Ticker, Watch
+from llmgw.router.usage import TAIL_BYTES
+
+CHUNK = b"5\r\nhello\r\n"
+
+
+@contextmanager
+def pair() -> Iterator[tuple[socket.socket, Peer]]:
+    engine, ours = socket.socketpair()
+    with engine, ours:
+        yield engine, Peer(ours)
+
+
+@asynccontextmanager
+async def watching() -> AsyncIterator[Watch]:
+    watch = Watch()
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(watch.run)
+        yield watch
+        assert not watch._ready, "nothing is left registered"
+        nursery.cancel_scope.cancel()
+    watch.close()
+
+
+class Client:
+    """Takes ``room`` bytes at once and no more."""
+
+    def __init__(self, room: int = 1 << 30) -> None:
+        self.got, self.room = b"", room
+
+    def put(self, data: bytes) -> bytes:
+        taken, left = data[: self.room], data[self.room :]
+        self.got, self.room = self.got + taken, self.room - len(taken)
+        return left
+
+
+async def test_pieces_go_on_and_the_end_is_left_to_the_task() -> None:
+    async with watching() as watch:
+        with pair() as (engine, peer):
+            client, ticker = Client(), Ticker(1.0)
+            relay = Relay(peer, client.put, watch, ticker, None)
+            relay.take(CHUNK, b"head ")
+            assert client.got == b"head " + CHUNK
+            async with trio.open_nursery() as nursery:
+                nursery.start_soon(relay.wait)
+                await trio.testing.wait_all_tasks_blocked()
+                for sent in range(40):
+                    ticker.now = float(sent)
+                    engine.send(CHUNK)
+                    with trio.fail_after(2):
+                        while len(client.got) < 5 + (sent + 2) * len(CHUNK):
+                            await trio.lowlevel.checkpoint()
+                assert relay.heard == 39.0
+                engine.send(CHUNK + b"0\r\n\r\nmore")
+            assert (relay.ended, relay.exact, relay.over) == (True, False, False)
+            assert relay.unsent == CHUNK + b"0\r\n\r\n"
+            body = 42 * CHUNK + b"0\r\n\r\n"
+            assert (relay.passed, relay.tail) == (len(body), body[-TAIL_BYTES:])
+
+
+async def test_a_client_that_does_not_keep_up_stops_the_engine() -> None:
+    async with watching() as watch:
+        with pair() as (engine, peer):
+            client = Client(room=3)
+            relay = Relay(peer, client.put, watch, Ticker(0.0), None)
+            engine.send(CHUNK)
+            await relay.wait()
+            assert (client.got, relay.unsent) == (CHUNK[:3], CHUNK[3:])
+            engine.send(CHUNK)
+            await trio.testing.wait_all_tasks_blocked(0.01)
+            assert relay.passed == len(CHUNK), "nothing more is read meanwhile"
+
+
+async def test_failures_are_heard_by_the_task_and_nobody_else() -> None:
+    def gone(_data: bytes) -> bytes:
+        raise BrokenPipeError
+
+    def odd(_data: bytes) -> bytes:
+        raise ZeroDivisionError
+
+    async with watching() as watch:
+        for put, sent, expected in (
+            (gone, CHUNK, BrokenPipeError), (odd, CHUNK, ZeroDivisionError), (Client().put, b"5x\r\n", BadMessage),
+        ):  # fmt: skip
+            with pair() as (engine, peer):
+                relay = Relay(peer, put, watch, Ticker(0.0), None)
+                engine.send(sent)
+                with pytest.raises(expected):
+                    await relay.wait()
+        with pair() as (engine, peer):
+            relay = Relay(peer, Client().put, watch, Ticker(0.0), None)
+            engine.close()
+            await relay.wait()
+            assert relay.over
+
+
+async def test_one_that_is_cancelled_is_not_called_any_more() -> None:
+    async with watching() as watch:
+        with pair() as (engine, peer):
+            client = Client()
+            relay = Relay(peer, client.put, watch, Ticker(0.0), None)
+            with trio.move_on_after(0.01) as scope:
+                await relay.wait()
+            assert scope.cancelled_caught
+            engine.send(CHUNK)
+            await trio.testing.wait_all_tasks_blocked(0.01)
+            assert client.got == b""
