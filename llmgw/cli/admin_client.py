@@ -14,11 +14,12 @@ from typing import Any
 from urllib.parse import urlsplit
 
 import click
-from attrs import frozen
+from attrs import evolve, frozen
 
 from llmgw.cli import contexts
 from llmgw.cli.files import server_config
 from llmgw.errors import OperatorError, PeerError
+from llmgw.web.admin_tls import is_loopback
 from llmgw.web.auth import TOKEN_FILE, read_token
 
 _TIMEOUT_S = 10.0
@@ -26,6 +27,7 @@ _STREAM_S = 20.0
 """Of a stream something comes every few seconds."""
 _SAVING_S = 60.0
 _CHUNK = 256 * 1024
+_NOT_LEADER = 421
 _DEFAULT_CONFIGS = (Path("server.yaml"), Path("/etc/llmgw/server.yaml"))
 
 
@@ -63,34 +65,28 @@ class AdminClient:
 
         Raises as :meth:`get` does.
         """
-        with self._answer("GET", path, None, _SAVING_S) as answer:
+        with self._answer("GET", path, None, _SAVING_S) as (by, answer):
             if answer.status != 200:
-                self._value(answer.status, answer.read())
+                by._value(answer.status, answer.read())
             with file.open("wb") as out:
                 shutil.copyfileobj(answer, out, _CHUNK)
         return file.stat().st_size
 
     def lines(self, path: str) -> Iterator[Any]:
         """The JSON of each line of the answer of ``GET /api/v1/<path>``, as it comes; raises as :meth:`get` does."""
-        address = f"{self.host}:{self.port}"
-        connection = http.client.HTTPConnection(self.host, self.port, timeout=_STREAM_S)
-        try:
-            connection.request("GET", f"/api/v1/{path}", None, {"authorization": f"Bearer {self.token}"})
-            answer = connection.getresponse()
+        with self._answer("GET", path, None, _STREAM_S) as (by, answer):
             if answer.status != 200:
-                said = json.loads(answer.read()).get("error", {})
-                raise OperatorError(f"admin API at {address}", said.get("reason", ""), said.get("remedy", ""))
+                by._value(answer.status, answer.read())
             while line := answer.readline():
-                yield json.loads(line)
-        except (OSError, http.client.HTTPException, ValueError) as failed:
-            reason = getattr(failed, "strerror", None) or str(failed) or type(failed).__name__
-            raise PeerError(f"admin API at {address}", f"does not answer: {reason}", "see --admin") from failed
-        finally:
-            connection.close()
+                try:
+                    said = json.loads(line)
+                except ValueError as cut:
+                    raise PeerError(by.name, "ended in the middle of a line", "ask again") from cut
+                yield said
 
     def _ask(self, method: str, path: str, body: bytes | None, timeout_s: float) -> Any:
-        with self._answer(method, path, body, timeout_s) as answer:
-            return self._value(answer.status, answer.read())
+        with self._answer(method, path, body, timeout_s) as (by, answer):
+            return by._value(answer.status, answer.read())
 
     @property
     def name(self) -> str:
@@ -100,8 +96,23 @@ class AdminClient:
     @contextmanager
     def _answer(
         self, method: str, path: str, body: bytes | None, timeout_s: float
+    ) -> Iterator[tuple[AdminClient, http.client.HTTPResponse]]:
+        """Who answers, and an answer to be read in the block; between two pieces of it may be ``timeout_s``.
+
+        Who does not lead and says who does is left for the leader, once.
+        """
+        with self._opened(method, path, body, timeout_s) as answer:
+            if answer.status != _NOT_LEADER:
+                yield self, answer
+                return
+            leader = self._leader(answer.read())
+        with leader._opened(method, path, body, timeout_s) as answer:
+            yield leader, answer
+
+    @contextmanager
+    def _opened(
+        self, method: str, path: str, body: bytes | None, timeout_s: float
     ) -> Iterator[http.client.HTTPResponse]:
-        """An answer whose content is to be read in the block; between two pieces of it may be ``timeout_s``."""
         connection = (
             http.client.HTTPConnection(self.host, self.port, timeout=timeout_s)
             if self.tls is None
@@ -113,6 +124,11 @@ class AdminClient:
         try:
             connection.request(method, f"/api/v1/{path}", body, fields)
             yield connection.getresponse()
+        except ssl.SSLCertVerificationError as failed:
+            raise PeerError(
+                self.name, f"has a certificate that is not trusted: {failed.verify_message}",
+                "name its CA in a context: llmgw ctl context add --ca",
+            ) from failed  # fmt: skip
         except (OSError, http.client.HTTPException) as failed:
             reason = getattr(failed, "strerror", None) or str(failed) or type(failed).__name__
             raise PeerError(
@@ -120,6 +136,31 @@ class AdminClient:
             ) from failed
         finally:
             connection.close()
+
+    def _leader(self, content: bytes) -> AdminClient:
+        """Who leads, by what one that does not says, to be asked with the same credentials in the same way.
+
+        Over TLS its certificate has to verify for its name; in plain text only this machine itself gets the token.
+        Raises :class:`OperatorError` where nobody leads, or the leader may not be asked.
+        """
+        try:
+            value = json.loads(content)
+            leader = value.get("leader") if isinstance(value, dict) else None
+        except ValueError:
+            value = leader = None
+        if not isinstance(leader, str) or not leader:
+            self._value(_NOT_LEADER, content)
+            raise PeerError(self.name, f"answered {_NOT_LEADER}")
+        _, host, port = _parts(leader, f"the leader that {self.name} names")
+        trusted = is_loopback(host) if self.tls is None else self.tls.check_hostname
+        if not trusted:
+            way = "in plain text" if self.tls is None else "with nothing to check its certificate by"
+            scheme = "http" if self.tls is None else "https"
+            raise Refused(self.name, _NOT_LEADER, value, {
+                "reason": f"it does not lead; {leader} does, and gets no credentials {way}",
+                "remedy": f"ask it yourself: llmgw ctl --admin {scheme}://{leader} with its token, or with a context",
+            })  # fmt: skip
+        return evolve(self, host=host, port=port)
 
     def _value(self, status: int, content: bytes) -> Any:
         try:
@@ -202,7 +243,12 @@ def _own(certificate: str) -> ssl.SSLContext:
 
 
 def _parts(address: str, thing: str) -> tuple[bool, str, int]:
-    parts = urlsplit(address if "//" in address else f"http://{address}")
-    if parts.scheme not in ("http", "https") or not parts.hostname:
-        raise OperatorError(thing, f"expected https://HOST:PORT or http://HOST:PORT, found {address}")
-    return parts.scheme == "https", parts.hostname, parts.port or 8001
+    wrong = OperatorError(thing, f"expected https://HOST:PORT or http://HOST:PORT, found {address[:200]}")
+    try:
+        parts = urlsplit(address if "//" in address else f"http://{address}")
+        host, port = parts.hostname, parts.port
+    except ValueError as bad:
+        raise wrong from bad
+    if parts.scheme not in ("http", "https") or not host:
+        raise wrong
+    return parts.scheme == "https", host, 8001 if port is None else port

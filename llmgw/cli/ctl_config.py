@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import stat
 import sys
 import tempfile
 import time
@@ -17,6 +18,7 @@ from llmgw.cli.ctl import command
 from llmgw.cli.settings_words import say_check, say_diff, say_faults, say_file, say_stale, text_diff
 from llmgw.cli.terminal import ago, echo, echo_json, table
 from llmgw.errors import OperatorError, PeerError
+from llmgw.link.keyfile import replace
 from llmgw.settings.edit import Set, Unset, edited, get
 from llmgw.settings.faults import ConfigError, dotted
 from llmgw.settings.yaml_text import block
@@ -247,14 +249,34 @@ def rollback(ctx: click.Context, /, revision: int, **how: Any) -> None:
 @config.command()
 @click.option("--revision", type=click.IntRange(1), metavar="REV", help="An older one.")
 @click.option("--out", type=click.Path(path_type=Path, dir_okay=False), help="Write it into this file.")
+@_as_json
 @click.pass_context
-def export(ctx: click.Context, revision: int | None, out: Path | None) -> None:
-    """The document and nothing else, byte for byte, for a file of your own."""
-    text: str = _settings(client_of(ctx), revision)["text"]
-    if out is None:
-        click.echo(text, nl=False)  # noqa: TID251 - byte for byte
-    else:
-        out.write_bytes(text.encode())
+def export(ctx: click.Context, revision: int | None, out: Path | None, as_json: bool) -> None:
+    """The document and nothing else, byte for byte, for a file of your own.
+
+    With --out the file is there whole or as it was; a new one is 0600, as environments may hold tokens.
+    """
+    answer = _settings(client_of(ctx), revision)
+    if out is not None:
+        _write(out, answer["text"].encode())
+    if as_json:
+        echo_json(answer if out is None else {"revision": answer["revision"], "file": str(out)})
+    elif out is None:
+        click.echo(answer["text"], nl=False)  # noqa: TID251 - byte for byte
+
+
+def _write(out: Path, data: bytes) -> None:
+    try:
+        there = out.stat()
+    except OSError:
+        there = None
+    if there is None or stat.S_ISREG(there.st_mode):
+        replace(out.resolve(), data, 0o600 if there is None else stat.S_IMODE(there.st_mode))
+        return
+    try:
+        out.write_bytes(data)  # a pipe, or a terminal
+    except OSError as failed:
+        raise OperatorError(str(out), f"cannot be written: {failed.strerror}") from failed
 
 
 @config.command(name="import")

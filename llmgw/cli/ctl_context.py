@@ -11,7 +11,7 @@ import click
 from llmgw.cli import contexts
 from llmgw.cli.completion import context_names
 from llmgw.cli.ctl import _as_json, command
-from llmgw.cli.terminal import echo, echo_json, table
+from llmgw.cli.terminal import echo, echo_json, say, table
 from llmgw.errors import OperatorError
 
 _FILE = click.Path(path_type=Path, exists=True, dir_okay=False)
@@ -44,12 +44,13 @@ def list_contexts(as_json: bool) -> None:
 
 @context.command()
 @click.argument("name", shell_complete=context_names)
-def use(name: str) -> None:
+@_as_json
+def use(name: str, as_json: bool) -> None:
     """Ask this cluster from now on."""
     found = contexts.load()
     found.named(name)
     contexts.save(attrs.evolve(found, current=name))
-    echo(f"in use: {name}")
+    say({"current": name}, f"in use: {name}", as_json=as_json)
 
 
 @context.command()
@@ -60,9 +61,10 @@ def use(name: str) -> None:
 @click.option("--ca", type=_FILE, help="CA bundle that the address is checked against. [default: the system's]")
 @click.option("--certificate", type=_FILE, help="Your certificate, of llmgw ca issue --person.")
 @click.option("--key", type=_FILE, help="Its key.")
+@_as_json
 def add(
     name: str, address: str, token_file: Path | None, token_stdin: bool, ca: Path | None, certificate: Path | None,
-    key: Path | None,
+    key: Path | None, as_json: bool,
 ) -> None:  # fmt: skip
     """Add a cluster, or replace the one of this name. The first one is in use at once."""
     contexts.check_name(name)
@@ -78,18 +80,19 @@ def add(
     made = contexts.Context(address, files[0], token, files[1], files[2], files[3])
     found = contexts.load()
     contexts.save(contexts.Contexts(found.current or name, {**found.contexts, name: made}))
-    echo(f"added: {name}")
+    say({"added": name}, f"added: {name}", as_json=as_json)
 
 
 @context.command()
 @click.argument("name", shell_complete=context_names)
-def remove(name: str) -> None:
+@_as_json
+def remove(name: str, as_json: bool) -> None:
     """Forget a cluster. Files that the context names stay."""
     found = contexts.load()
     found.named(name)
     rest = {n: c for n, c in found.contexts.items() if n != name}
     contexts.save(contexts.Contexts("" if found.current == name else found.current, rest))
-    echo(f"removed: {name}")
+    say({"removed": name}, f"removed: {name}", as_json=as_json)
 
 
 @context.command()

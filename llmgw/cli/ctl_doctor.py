@@ -10,6 +10,7 @@ import click
 from attrs import evolve
 
 from llmgw.cli.admin_client import client_of
+from llmgw.cli.completion import names
 from llmgw.cli.doctor import _COLOURS
 from llmgw.cli.terminal import echo
 from llmgw.errors import OperatorError
@@ -18,7 +19,7 @@ _ANSWER_S = 60.0
 
 
 @click.command()
-@click.argument("nodes", nargs=-1)
+@click.argument("nodes", nargs=-1, shell_complete=names("nodes"))
 @click.option(
     "--only", multiple=True, metavar="ID", help="Only these checks: an id, or how ids begin (gpu, port.down)."
 )

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import re
 import time
+from urllib.parse import quote
 
 import click
 
 from llmgw.cli.admin_client import client_of
+from llmgw.cli.completion import names
 from llmgw.cli.ctl import _as_json, command
-from llmgw.cli.terminal import ago, echo, echo_json, table
+from llmgw.cli.terminal import ago, echo, echo_json, say, table
 
 _UNITS = {"": 1, "s": 1, "m": 60, "h": 3600, "d": 86400}
 
@@ -76,12 +78,13 @@ def list_tokens(ctx: click.Context, as_json: bool) -> None:
 
 @token.command("revoke")
 @click.argument("token_id", metavar="TOKEN")
+@_as_json
 @click.pass_context
-def revoke(ctx: click.Context, token_id: str) -> None:
+def revoke(ctx: click.Context, token_id: str, as_json: bool) -> None:
     """Revoke a token by its id before it is used. A node that has joined is kept out with `llmgw ctl deny`."""
     name = token_id.removeprefix("llmgw_join_").partition(".")[0]
-    client_of(ctx).post(f"tokens/{name}/revoke", {})
-    echo(f"revoked: {name}")
+    answer = client_of(ctx).post(f"tokens/{quote(name, safe='')}/revoke", {})
+    say(answer, f"revoked: {name}", as_json=as_json)
 
 
 @command.group()
@@ -94,13 +97,14 @@ def deny() -> None:
 
 
 def _deny(kind: str, what: str) -> click.Command:
-    @click.argument("value", metavar=kind.upper())
+    @click.argument("value", metavar=kind.upper(), shell_complete=names("nodes") if kind == "node" else None)
     @click.option("--reason", required=True, help="Why; whoever is refused is told.")
+    @_as_json
     @click.pass_context
-    def work(ctx: click.Context, value: str, reason: str) -> None:
+    def work(ctx: click.Context, value: str, reason: str, as_json: bool) -> None:
         answer = client_of(ctx).post("deny", {"kind": kind, "value": value, "reason": reason})
         (row,) = answer["denied"]
-        echo(f"denied: {row['kind']} {row['value']}")
+        say(answer, f"denied: {row['kind']} {row['value']}", as_json=as_json)
 
     return click.command(kind, help=what)(work)
 
@@ -133,11 +137,12 @@ def list_denied(ctx: click.Context, as_json: bool) -> None:
 @deny.command("lift")
 @click.argument("kind", type=click.Choice(["node", "serial", "key"]))
 @click.argument("value")
+@_as_json
 @click.pass_context
-def lift(ctx: click.Context, kind: str, value: str) -> None:
+def lift(ctx: click.Context, kind: str, value: str, as_json: bool) -> None:
     """Let somebody in again."""
-    client_of(ctx).post("deny/lift", {"kind": kind, "value": value})
-    echo(f"lifted: {kind} {value}")
+    answer = client_of(ctx).post("deny/lift", {"kind": kind, "value": value})
+    say(answer, f"lifted: {kind} {value}", as_json=as_json)
 
 
 @command.command()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from pathlib import Path
 from typing import Any
+from urllib.parse import quote
 
 import click
 
@@ -53,8 +54,10 @@ def jobs(ctx: click.Context, job: str | None, cancel: bool, as_json: bool, watch
             return
         _show(client_of(ctx).get("jobs"), as_json)
         return
-    client = client_of(ctx)
-    answer = client.post(f"jobs/{job}/cancel", {}) if cancel else client.get(f"jobs/{job}")
+    if watch:
+        raise click.UsageError("--watch shows every job; leave the id out")
+    client, path = client_of(ctx), f"jobs/{quote(job, safe='')}"
+    answer = client.post(f"{path}/cancel", {}) if cancel else client.get(path)
     _show(answer, as_json)
     if not as_json:
         (found,) = answer["jobs"]

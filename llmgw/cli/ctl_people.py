@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from urllib.parse import quote
+
 import click
 
 from llmgw.cli.admin_client import client_of
 from llmgw.cli.ctl import _as_json, command
 from llmgw.cli.ctl_identity import seconds, when
-from llmgw.cli.terminal import echo, echo_json, table
+from llmgw.cli.terminal import echo, echo_json, say, table
 
 
 @command.group("admin-token")
@@ -53,11 +55,13 @@ def list_tokens(ctx: click.Context, as_json: bool) -> None:
 
 @admin_token.command("revoke")
 @click.argument("token_id", metavar="TOKEN")
+@_as_json
 @click.pass_context
-def revoke(ctx: click.Context, token_id: str) -> None:
+def revoke(ctx: click.Context, token_id: str, as_json: bool) -> None:
     """Revoke a token by its id. Whoever watches with it is cut off within ten seconds."""
-    answer = client_of(ctx).post(f"admin-tokens/{token_id.removeprefix('llmgw_admin_').partition('.')[0]}/revoke", {})
-    echo(f"revoked: {answer['name']}")
+    name = token_id.removeprefix("llmgw_admin_").partition(".")[0]
+    answer = client_of(ctx).post(f"admin-tokens/{quote(name, safe='')}/revoke", {})
+    say(answer, f"revoked: {answer['name']}", as_json=as_json)
 
 
 @command.command()

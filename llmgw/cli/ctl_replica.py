@@ -67,7 +67,7 @@ def stop(ctx: click.Context, name: str, reason: str, as_json: bool) -> None:
 
 
 @replica.command()
-@click.argument("name", metavar="REPLICA")
+@click.argument("name", metavar="REPLICA", shell_complete=names("replicas"))
 @click.option("--rank", type=click.IntRange(0, 999), default=0, show_default=True, help="Of several nodes, which one.")
 @click.option("-n", "--lines", type=click.IntRange(0, 10_000), default=200, show_default=True, help="The last so many.")
 @click.option("-f", "--follow", is_flag=True, help="Go on with what comes, until Ctrl-C or its end.")

@@ -76,3 +76,11 @@ def table(headers: Sequence[str], rows: Sequence[Sequence[str]], *, state_column
             cells[state_column].stylize(_COLOURS.get(row[state_column].split(" ")[0], "yellow"))
         drawn.add_row(*cells)
     Console().print(drawn)
+
+
+def say(answer: Any, sentence: str, *, as_json: bool) -> None:
+    """What was done: the answer as it is, or a sentence."""
+    if as_json:
+        echo_json(answer)
+    else:
+        echo(sentence)

@@ -87,6 +87,11 @@ class Identities:
         if self._files.now.anchor is None:
             self._log.warning("our own certificate leads to no CA in the bundle", ca=self._listener.tls.ca)
 
+    async def reload(self) -> None:
+        """Take up what the control plane that leads has written down. Raises :class:`OperatorError`."""
+        self._held = {row.node: row for row in await self._store.held()}
+        await self.enrolment.load()
+
     async def run(self) -> None:
         """Look at the files now and then, and at once when woken; write down who was turned away."""
         while True:

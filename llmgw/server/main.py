@@ -16,6 +16,7 @@ from functools import partial
 from pathlib import Path
 
 import trio
+from attrs import evolve
 
 from llmgw import __version__
 from llmgw.errors import OperatorError, first_error
@@ -196,12 +197,21 @@ class Server:
                         control.start_soon(self._give_way, leadership)
                         control.start_soon(loads.run)
                     if leadership is not None and not leadership.leads:
+
+                        async def again() -> None:
+                            await book.refresh()
+                            await jobs.load()
+                            if identities is not None:
+                                await identities.reload()
+
                         follower = Follower(
-                            self._store, cluster, lambda: leadership.known, router.push, time.time, book.refresh
+                            self._store, cluster, lambda: leadership.known, router.push, time.time, again
                         )
                         control.start_soon(follower.run)
-                        if self._config.link is not None:
-                            await control.start(serve_link, self._config.link, follower.turn_away)
+                        if self._config.link is not None and identities is not None:
+                            control.start_soon(identities.run)  # whom people's certificates keep out, and our own
+                            gate = evolve(identities.gate(), join=None, renew=None, grace_s=0.0)
+                            await control.start(partial(serve_link, self._config.link, follower.turn_away, gate=gate))
                     elif control_plane:
                         assert self._config.link is not None
                         assert identities is not None
@@ -213,8 +223,8 @@ class Server:
                         control.start_soon(reconciler.run)
                     book.use = partial(self._use, cluster, router)
                     control.start_soon(self._start_anew, book)
-                    if leadership is None or leadership.leads:
-                        control.start_soon(self._reloads, book, identities)
+                    leads = leadership is None or leadership.leads
+                    control.start_soon(self._reloads, book if leads else None, identities)
                     self._log.info(
                         "ready",
                         version=__version__,
@@ -319,7 +329,8 @@ class Server:
             self._route(cluster, router)
         self._warn_if_open(settings)
 
-    async def _reloads(self, book: SettingsBook, identities: Identities | None) -> None:
+    async def _reloads(self, book: SettingsBook | None, identities: Identities | None) -> None:
+        """At SIGHUP: certificates, and where it leads the settings' file."""
         while True:
             await self._reload.wait()
             self._reload = trio.Event()
@@ -331,7 +342,8 @@ class Server:
                 except OperatorError as wrong:
                     self._log.error("admin certificates refused; the old ones stay", error=str(wrong))
             try:
-                await book.reread()
+                if book is not None:
+                    await book.reread()
             except OperatorError as wrong:
                 self._log.error("settings refused; the old ones stay", error=str(wrong))
 

@@ -30,7 +30,7 @@ from llmgw.web.operations import Operations, operation_routes
 from llmgw.web.people import People, people_routes
 from llmgw.web.settings import Book, settings_routes
 from llmgw.web.source import Source
-from llmgw.web.table import BY_ROUTE
+from llmgw.web.table import BY_ROUTE, needs_leader
 from llmgw.web.watch import Watch
 from llmgw.web.why import model_of_adapter, unknown, why_view
 
@@ -39,9 +39,6 @@ _STATIC = {
     "console.js": "text/javascript; charset=utf-8",
     "console.css": "text/css; charset=utf-8",
 }
-_READS = ("/plan", "/settings/check", "/watch/ticket")
-"""What is asked with a body, and changes nothing: any control plane answers it."""
-
 _HEADERS = {
     "content-security-policy": "default-src 'self'; frame-ancestors 'none'; base-uri 'none'; form-action 'none'",
     "x-content-type-options": "nosniff",
@@ -59,6 +56,13 @@ def _error(status: int, reason: str, remedy: str) -> Response:
     if status == 401:
         answer.headers["www-authenticate"] = "Bearer"
     return answer
+
+
+def _not_leader(leader: str) -> Response:
+    """RFC 9110, section 15.5.20: the request is for another one, who is named where there is one."""
+    remedy = f"ask the one that does, at {leader}" if leader else "none does at the moment: try again in a few seconds"
+    reason = "this control plane does not lead: it changes nothing and has no nodes"
+    return _json({"error": {"reason": reason, "remedy": remedy}, "leader": leader}, 421)
 
 
 def _asset(name: str) -> Callable[[Request], Awaitable[Response]]:
@@ -96,12 +100,10 @@ def app(
 
     def guarded(answer: Callable[[Request], Awaitable[Any]]) -> Callable[[Request], Awaitable[Response]]:
         async def endpoint(request: Request) -> Response:
-            if request.method in ("POST", "PUT") and not request.url.path.endswith(_READS):
+            if needs_leader(request.method, request.url.path):
                 asked = source.identity()
                 if not asked.leads:
-                    return _error(421, "this control plane does not lead, and changes nothing",
-                                  f"ask the one that does, at {asked.leader}" if asked.leader
-                                  else "none does at the moment: try again in a few seconds")  # fmt: skip
+                    return _not_leader(asked.leader)
             try:
                 found = await answer(request)
             except RefusedBody as refused:

@@ -11,7 +11,7 @@ from typing import Any
 
 from llmgw import __version__
 from llmgw.web.schema import Definitions
-from llmgw.web.table import OPERATIONS, Operation
+from llmgw.web.table import OPERATIONS, Operation, needs_leader
 
 Json = dict[str, Any]
 
@@ -24,6 +24,7 @@ _SAID = {
     408: "The body did not come in time.",
     409: "Not as things are now.",
     413: "The body is too large.",
+    421: "Another control plane leads, and can be asked this.",
     503: "The store cannot be used now, or does not take writes.",
 }
 _ERROR: Json = {
@@ -36,6 +37,11 @@ _ERROR: Json = {
         }
     },
     "required": ["error"],
+}
+_NOT_LEADER: Json = {
+    "allOf": [{"$ref": "#/components/schemas/Error"}],
+    "properties": {"leader": {"type": "string", "description": "HOST:PORT of its admin API; empty: nobody leads."}},
+    "required": ["leader"],
 }
 
 
@@ -53,7 +59,7 @@ def document() -> Json:
         "security": [{"token": []}, {"certificate": []}],
         "paths": paths,
         "components": {
-            "schemas": {"Error": _ERROR, **dict(sorted(classes.made.items()))},
+            "schemas": {"Error": _ERROR, "NotLeader": _NOT_LEADER, **dict(sorted(classes.made.items()))},
             "securitySchemes": {
                 "token": {"type": "http", "scheme": "bearer"},
                 "certificate": {"type": "mutualTLS", "description": "A person's certificate from the client CA."},
@@ -85,14 +91,20 @@ def _operation(operation: Operation, classes: Definitions) -> Json:
             "content": {"application/json": {"schema": classes.add(operation.body)}},
         }
         statuses |= {408, 413}
+    if needs_leader(operation.method, operation.path):
+        statuses.add(421)
     refusals = {
         str(status): {
             "description": _SAID[status],
-            "content": {"application/json": {"schema": {"$ref": "#/components/schemas/Error"}}},
+            "content": {"application/json": {"schema": {"$ref": f"#/components/schemas/{_shape(status)}"}}},
         }
         for status in sorted(statuses)
     }
     return made | {"responses": {"200": _answer(operation), **refusals}}
+
+
+def _shape(status: int) -> str:
+    return "NotLeader" if status == 421 else "Error"
 
 
 def _answer(operation: Operation) -> Json:

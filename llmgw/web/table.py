@@ -64,6 +64,19 @@ class Operation:
         return "-".join((self.method.lower(), *words))
 
 
+_READS = ("/plan", "/settings/check", "/watch/ticket")
+"""What is asked with a body, and changes nothing: any control plane answers it."""
+
+_NODES = ("/logs",)
+"""What is read from a node: only the one that leads has them."""
+
+
+def needs_leader(method: str, path: str) -> bool:
+    """Whether only the one of several control planes that leads answers this."""
+    path = f"/{path}"
+    return path.endswith(_NODES) or (method in ("POST", "PUT") and not path.endswith(_READS))
+
+
 _V, _O, _A = Role.VIEWER, Role.OPERATOR, Role.ADMIN
 _KEY = {"key": _OBJECT, "in_force": _FLAG}
 _CHANGED = {"settings": _OBJECT, "changed": _FLAG, "differences": _LIST}
