@@ -41,6 +41,8 @@ async def collect(asker: Asker, whole_s: float = WHOLE_S) -> Facts:
         node.storage: ("disks", "shm_mib"),
         node.declared: ("clock", "certificates", "known_cards", "engines", "docker", "reach"),
     }  # fmt: skip
+    if asker.peer is not None:
+        promised[_peer] = ("peer", "peer_path")
     host = await g.thread(asker.machine.host)
     with trio.move_on_after(whole_s):
         async with trio.open_nursery() as nursery:
@@ -194,6 +196,20 @@ async def _manager(g: Gathered) -> None:
             ("imex", imex),
         ):  # fmt: skip
             nursery.start_soon(g.read, fact, how)
+
+
+async def _peer(g: Gathered) -> None:
+    assert g.asker.peer is not None
+    try:
+        g.found["peer"], path = await g.asker.peer()
+    except Missing as missing:
+        g.miss("peer", missing.why)
+        g.miss("peer_path", missing.why)
+        return
+    if path is None:
+        g.miss("peer_path", g.found["peer"].trouble)
+    else:
+        g.found["peer_path"] = path
 
 
 async def _holders(g: Gathered) -> None:

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 
 from attrs import frozen
 
-from llmgw.doctor.facts import Facts
+from llmgw.doctor.facts import Facts, Way
 from llmgw.doctor.network import plans
 from llmgw.doctor.verdict import Check, Severity, Verdict
 
@@ -40,6 +40,7 @@ def lines(facts: Facts, verdicts: Sequence[Verdict], *, unknown: bool = False) -
         yield Line(f"        do: {verdict.remedy}")
         yield Line(f"        see {verdict.link}")
     yield from _network(facts)
+    yield from _path(facts)
     yield Line(_summary(facts, verdicts))
 
 
@@ -63,6 +64,20 @@ def _network(facts: Facts) -> Iterator[Line]:
             yield Line(f"        {variable.name}={variable.value} (from {variable.source})")
         taken, over = ", ".join(plan.ports) or "TCP", ", ".join(plan.interfaces) or "no interface"
         yield Line(f"        NCCL then takes {taken}; ranks meet over {over}")
+
+
+def _path(facts: Facts) -> Iterator[Line]:
+    path = facts.peer_path
+    if not path.address:
+        return
+
+    def way(said: Way) -> str:
+        free = sum(not p.trouble for p in said.ports)
+        return f"{free} of {len(said.ports)} ports open, packets up to {said.largest or '?'} of {said.mtu} bytes"
+
+    yield Line(f"The path to {facts.peer.name or facts.peer.host} ({facts.peer.address}):")
+    yield Line(f"        there: {way(path.there)}; back: {way(path.back)}")
+    yield Line(f"        round trip {path.rtt_ms:g} ms, its clock is {path.ahead_s:+.3f} s from this one's")
 
 
 def _summary(facts: Facts, verdicts: Sequence[Verdict]) -> str:
