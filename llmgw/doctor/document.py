@@ -19,7 +19,7 @@ from llmgw.errors import OperatorError
 from llmgw.settings.convert import strict_converter
 
 FORMAT = 1
-_VOLATILE = frozenset({"now", "counters", "counted_s", "kernel_log", "fabric_manager_log", "unread"})
+_VOLATILE = frozenset({"now", "counters", "counted_s", "kernel_log", "fabric_manager_log", "unread", "peer_path"})
 """Facts that differ at every reading, and those that are lists of lines: their findings are compared instead."""
 
 
@@ -75,7 +75,8 @@ def _addresses(facts: Facts) -> None:
         for thing in things:
             for address in thing.addresses:
                 ipaddress.ip_interface(address)
-    for address in facts.host_addresses:
+    path = facts.peer_path
+    for address in (*facts.host_addresses, *path.named_here, *path.named_there):
         ipaddress.ip_address(address)
 
 

@@ -17,7 +17,7 @@ from attrs import define, field
 from llmgw.doctor.facts import PeerPort, Way
 
 DIAL_S = 2.0
-BULK_S = 4.0
+BULK_S = 2.5
 BULK_BYTES = 256 * 1024
 MOST_PORTS = 16
 MOST_PACKET = 9216

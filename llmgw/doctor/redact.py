@@ -17,6 +17,7 @@ from llmgw.doctor.facts import Facts
 from llmgw.settings.convert import strict_converter
 
 HOST = "this-host"
+PEER = "other-host"
 _KEPT_BITS = 8
 _AS_THEY_ARE = frozenset(
     {"firmware", "version", "kernel", "nccl", "cuda", "cuda_version", "vbios", "system", "pci_address"}
@@ -26,16 +27,17 @@ _V6 = re.compile(r"(?<![\w:.])([0-9A-Fa-f]{0,4}(?::[0-9A-Fa-f]{0,4}){2,7})(?![\w
 _UUID = re.compile(r"\b([0-9a-fA-F]{8}(?:-[0-9a-fA-F]{4}){3}-[0-9a-fA-F]{12})\b")
 _MAC = re.compile(r"\b(?:[0-9a-fA-F]{2}:){5}[0-9a-fA-F]{2}\b")
 _SECRET = re.compile(r"(?i)\b([\w-]*(?:token|key|secret|passw)[\w-]*=)\S+")
-_COMMON = frozenset({"localhost", "node", "host", "server", "nvidia", "cuda", "linux", "ubuntu", "debian", HOST})
+_COMMON = frozenset({"localhost", "node", "host", "server", "nvidia", "cuda", "linux", "ubuntu", "debian", HOST, PEER})
 
 
 def redacted(facts: Facts, key: bytes) -> Facts:
     """The same facts with names and numbers replaced; with the same ``key`` by the same ones."""
     convert = strict_converter()
     plain = convert.unstructure(facts)
-    blank = _blanker(facts.host.hostname, key)
+    blank = _blanker({facts.peer.name: PEER, facts.peer.host: PEER, facts.host.hostname: HOST}, key)
     said = {name: value if name in _AS_THEY_ARE else _walk(value, blank) for name, value in plain.items()}
     said["host"] |= {"hostname": HOST, "boot_id": ""}
+    said["peer"] |= {name: _peer(said["peer"][name]) for name in ("host", "name")}
     for engine in said["engines"]:
         engine["command"] = _without_keys(engine["command"])
     return convert.structure(said, Facts)
@@ -55,9 +57,22 @@ def _without_keys(words: list[str]) -> list[str]:
     ]
 
 
-def _blanker(hostname: str, key: bytes) -> Callable[[str], str]:
-    names = [n for n in (hostname, hostname.partition(".")[0]) if len(n) > 3 and n.lower() not in _COMMON]
-    host = re.compile(rf"(?<![\w.-])(?:{'|'.join(map(re.escape, names))})(?![\w-])") if names else None
+def _peer(name: str) -> str:
+    """A node's name is replaced also where it is too short or too usual to be looked for; an address is by now."""
+    return PEER if name and not _V4.fullmatch(name) and not _V6.fullmatch(name) else name
+
+
+def _blanker(names: dict[str, str], key: bytes) -> Callable[[str], str]:
+    words = {
+        name: shown
+        for whole, shown in names.items()
+        for name in (whole, whole.partition(".")[0])
+        if len(name) > 3 and name.lower() not in _COMMON and not name.replace(".", "").isdigit()
+    }
+    # Host names are the same in capitals, and the whole one goes before its first part.
+    listed = "|".join(map(re.escape, sorted(words, key=len, reverse=True)))
+    host = re.compile(rf"(?i)(?<![\w.-])(?:{listed})(?![\w-])") if words else None
+    shown = {name.lower(): replacement for name, replacement in words.items()}
 
     def blank(text: str) -> str:
         text = _UUID.sub(lambda m: _uuid(m[1], key), text)
@@ -65,7 +80,7 @@ def _blanker(hostname: str, key: bytes) -> Callable[[str], str]:
         text = _SECRET.sub(lambda m: f"{m[1]}hidden", text)
         text = _V4.sub(lambda m: _v4(m[1], key), text)
         text = _V6.sub(lambda m: _v6(m[1], key), text)
-        return text if host is None else host.sub(HOST, text)
+        return text if host is None else host.sub(lambda m: shown[m[0].lower()], text)
 
     return blank
 
