@@ -144,12 +144,12 @@ def document_schema() -> dict[str, Any]:
 
 
 def _load(path: Path) -> Document:
-    from llmgw.doctor.document import from_json
+    from llmgw.doctor.document import read_text
 
     try:
-        return from_json(json.loads(path.read_bytes()), str(path))
-    except (OSError, ValueError) as wrong:
-        raise OperatorError(str(path), f"cannot be read ({type(wrong).__name__})", "") from wrong
+        return read_text(path.read_bytes(), str(path))
+    except OSError as wrong:
+        raise OperatorError(str(path), f"cannot be read ({wrong.strerror})", "") from wrong
 
 
 def _print(document: Document, checks: Sequence[Check], *, keep: bool, live: bool) -> None:

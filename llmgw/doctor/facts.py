@@ -334,7 +334,8 @@ class Facts:
 
     ``simulated`` names a fake machine; ``nodes`` are names below ``/dev``; ``missing_tools`` what fabric management of
     NVLink 5 lacks; ``interface`` the one that carries the agent's ``address``; ``known_cards`` the UUIDs that this node
-    is known to have.
+    is known to have. ``iommu`` is ``off``, ``passthrough`` or ``translating``; ``compat`` are the drivers that CUDA's
+    forward-compatibility libraries here stand in for.
     """
 
     host: Host = _NO_HOST
@@ -369,6 +370,8 @@ class Facts:
     pci_links: tuple[PciLink, ...] = ()
     numa_nodes: tuple[int, ...] = ()
     acs: tuple[Acs, ...] = ()
+    iommu: str = ""
+    compat: tuple[str, ...] = ()
     peer_memory: tuple[str, ...] = ()
     unit: Unit = Unit()
     limits: Limits = Limits()

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterator, Sequence
 
-from attrs import frozen
+from attrs import evolve, frozen
 
 from llmgw.doctor.facts import Facts, Way
 from llmgw.doctor.network import plans
@@ -21,7 +21,19 @@ class Line:
 
 
 def lines(facts: Facts, verdicts: Sequence[Verdict], *, unknown: bool = False) -> Iterator[Line]:
-    """The report. With ``unknown`` also what could not be told, and what something else explains."""
+    """The report. With ``unknown`` also what could not be told, and what something else explains.
+
+    Of what programs and files said nothing reaches a terminal but what can be printed.
+    """
+    for line in _lines(facts, verdicts, unknown=unknown):
+        yield line if line.text.isprintable() else evolve(line, text=_printable(line.text))
+
+
+def _printable(text: str) -> str:
+    return "".join(c if c.isprintable() else "?" for c in text)
+
+
+def _lines(facts: Facts, verdicts: Sequence[Verdict], *, unknown: bool) -> Iterator[Line]:
     if facts.simulated:
         yield Line(f"SIMULATED MACHINE: {facts.simulated}")
     yield Line(_machine(facts))

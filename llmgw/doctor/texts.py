@@ -163,6 +163,19 @@ def disks(text: str, inodes: str, purposes: Mapping[str, str]) -> tuple[Disk, ..
     return tuple(made)
 
 
+def read_only(mounts: str, path: str) -> bool:
+    """Whether a folder is on a file system that is mounted read-only, by ``/proc/mounts``; the last mount counts."""
+    best, found = "", False
+    for words in (line.split() for line in mounts.splitlines()):
+        if len(words) < 4:
+            continue
+        place = words[1].replace("\\040", " ")
+        inside = path == place or path.startswith(f"{place.rstrip('/')}/")
+        if inside and len(place) >= len(best):
+            best, found = place, "ro" in words[3].split(",")
+    return found
+
+
 def _row(line: str) -> tuple[int, int, int] | None:
     found = re.search(r"\s(\d+)\s+(\d+)\s+(\d+)\s", line)
     return (int(found[1]), int(found[2]), int(found[3])) if found else None

@@ -95,7 +95,7 @@ class Doctors:
             try:
                 said = json.loads(message.document)
                 one.document = said if isinstance(said, dict) else None
-            except ValueError:
+            except (ValueError, RecursionError):
                 one.document = None
             if one.document is None:
                 one.failed = "its answer is no report of llmgw doctor"

@@ -52,10 +52,14 @@ def _peermem_errors(facts: Facts) -> Finding | None:
 
 def _acs(facts: Facts) -> Finding | None:
     bad = [bridge.address for bridge in facts.acs if bridge.redirects]
-    return (
-        Finding(f"PCIe bridges send traffic between devices up to the processor: {some(bad)}. Slow, or it hangs.")
-        if bad
-        else None
+    if not bad:
+        return None
+    said = f"PCIe bridges send traffic between devices up to the processor: {some(bad)}. Slow, or it hangs."
+    if facts.iommu != "translating":
+        return Finding(said)
+    return Finding(
+        f"{said} The IOMMU translates each transfer there.",
+        "Turn ACS and the IOMMU off in the firmware, or give the kernel iommu=pt and turn ACS off with setpci at each boot.",
     )
 
 
