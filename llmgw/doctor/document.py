@@ -22,7 +22,9 @@ from llmgw.settings.convert import strict_converter
 FORMAT = 1
 _REMEDY = "make it with: llmgw doctor --json"
 _MOST = 1 << 63
-_VOLATILE = frozenset({"now", "counters", "counted_s", "kernel_log", "fabric_manager_log", "unread", "peer_path"})
+_VOLATILE = frozenset(
+    {"now", "counters", "counted_s", "kernel_log", "fabric_manager_log", "unread", "peer_path", "plane_ahead_s"}
+)
 """Facts that differ at every reading, and those that are lists of lines: their findings are compared instead."""
 
 

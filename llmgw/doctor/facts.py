@@ -335,7 +335,9 @@ class Facts:
     ``simulated`` names a fake machine; ``nodes`` are names below ``/dev``; ``missing_tools`` what fabric management of
     NVLink 5 lacks; ``interface`` the one that carries the agent's ``address``; ``known_cards`` the UUIDs that this node
     is known to have. ``iommu`` is ``off``, ``passthrough`` or ``translating``; ``compat`` are the drivers that CUDA's
-    forward-compatibility libraries here stand in for.
+    forward-compatibility libraries here stand in for. Two facts only a control plane adds that asked for the rest:
+    ``wanted_classes`` are the device classes that the catalog's models name, empty where nobody said, and
+    ``plane_ahead_s`` is how far its clock is at least ahead of this one.
     """
 
     host: Host = _NO_HOST
@@ -372,6 +374,8 @@ class Facts:
     acs: tuple[Acs, ...] = ()
     iommu: str = ""
     compat: tuple[str, ...] = ()
+    wanted_classes: tuple[str, ...] = ()
+    plane_ahead_s: float = 0.0
     peer_memory: tuple[str, ...] = ()
     unit: Unit = Unit()
     limits: Limits = Limits()

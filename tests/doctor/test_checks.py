@@ -13,7 +13,7 @@ from fakes.patient import AGENT as UNIT_NAME
 from fakes.patient import DF, LIMITS, MODULES, UNIT, Laid, certificate, interface, lgi
 from llmgw.doctor.checks import CHECKS
 from llmgw.doctor.facts import Peer, PeerPath, PeerPort, Way
-from llmgw.doctor.verdict import Severity, Verdict
+from llmgw.doctor.verdict import Severity, Verdict, judge
 from llmgw.hardware.fabric import FabricRule, LinkLayer
 from llmgw.settings.catalog import EngineKind
 from llmgw.settings.daemon import EngineInstall
@@ -376,3 +376,18 @@ async def test_check(name: str, tmp_path_factory: pytest.TempPathFactory) -> Non
     assert bad[name].remedy
     assert blind[name].severity is Severity.UNKNOWN, blind[name]
     assert blind[name].text
+
+
+async def test_mig_devices_that_no_model_names(tmp_path_factory: pytest.TempPathFactory) -> None:
+    facts, _ = await examine(rendered(MIG, tmp_path_factory), MIG)
+    classes = sorted({d.device_class for d in facts.devices if d.mig is not None})
+    assert len(classes) > 1
+    (check,) = [c for c in CHECKS if c.id == "mig.mixed"]
+    (some,) = judge(evolve(facts, wanted_classes=(classes[0], "h100-80gb")), (check,))
+    assert (some.severity, classes[0] in some.text, all(c in some.text for c in classes[1:])) == (
+        Severity.WARN,
+        False,
+        True,
+    )
+    (every,) = judge(evolve(facts, wanted_classes=tuple(classes)), (check,))
+    assert every.severity is Severity.INFO
