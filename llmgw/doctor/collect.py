@@ -112,8 +112,10 @@ async def _cards(g: Gathered, on_bus: list[str]) -> None:
             return
     try:
         xml = await g.said("nvidia-smi", "-q", "-x", ok=(0, 14, 15))
-    except Missing:
+    except Missing as missing:
+        # NVML is asked for what an inventory needs; what only nvidia-smi was asked for must not look well for that.
         xml = ""
+        g.miss(texts.DETAILS, missing.why)
     g.found |= {"driver": reading.driver, "cards": texts.cards(reading.cards, xml)}
     g.found["mig_instances"] = ()
     if any(card.mig for card in reading.cards):

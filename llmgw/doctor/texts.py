@@ -15,6 +15,9 @@ from attrs import evolve
 from llmgw.doctor.facts import Acs, Card, Disk, Firewall, GpuInstance, LoadedModule, Netdev, Variable
 from llmgw.hardware.reading import CardReading
 
+DETAILS = "card_details"
+"""What of ``cards`` only `nvidia-smi -q -x` tells: unread by this name where NVML had to stand in for it."""
+
 _VARIABLE = re.compile(r"(?:NCCL|GLOO|UCX|NVSHMEM)_[A-Z0-9_]+|(?:VLLM|SGLANG)_HOST_IP")
 _KERNEL = re.compile(
     r"NVRM|SXid|nvidia|nvswitch|mlx5|infiniband|libnccl|Link (?:up|down|DOWN|INIT|ACTIVE)|lost carrier", re.I
