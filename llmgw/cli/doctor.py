@@ -51,11 +51,16 @@ _COLOURS = {"fail": "red", "warn": "yellow", "info": "cyan", "unknown": "magenta
               help="Read this folder: a capture, or one that stands in for a machine's root.")  # fmt: skip
 @click.option("--run-programs", is_flag=True,
               help="With --root: run that folder's programs. Only for a folder of your own.")  # fmt: skip
+@click.option("--peer", metavar="HOST",
+              help="Also try the path to another node, both ways; llmgw doctor --peer-wait runs there.")  # fmt: skip
+@click.option("--peer-wait", type=click.FloatRange(0, 1440), is_flag=False, flag_value=10.0, metavar="[MINUTES]",
+              help="Check nothing here: let other nodes try this one, for 10 minutes or so many.")  # fmt: skip
+@click.option("--peer-port", type=click.IntRange(1024, 65535), help="With --peer-wait: listen on this port.")
 @click.pass_context
 def command(
     ctx: click.Context, path: Path, only: tuple[str, ...], skip: tuple[str, ...], explain: str | None, strict: bool,
     unknown: bool, as_json: bool, schema: bool, no_redact: bool, source: Path | None, diff: tuple[Path, Path] | None,
-    root: Path | None, run_programs: bool,
+    root: Path | None, run_programs: bool, peer: str | None, peer_wait: float | None, peer_port: int | None,
 ) -> None:  # fmt: skip
     """Check this machine: GPUs, NVLink, fabrics, limits, names, engines. Changes nothing.
 
@@ -68,6 +73,14 @@ def command(
 
     if schema:
         echo(json.dumps(document_schema(), indent=2))
+        return
+    if peer is not None and (source is not None or root is not None):
+        raise OperatorError("--peer", "needs the machine itself", "leave out --from and --root")
+    if peer_wait is not None:
+        from llmgw.cli.doctor_peer import wait
+        from llmgw.doctor.peer import PORT
+
+        wait(_config(path, None), peer_wait, peer_port or PORT)
         return
     for name in (*only, *skip, *((explain,) if explain else ())):
         if not chosen(CHECKS, (name,), ()):
@@ -88,7 +101,10 @@ def command(
         for name in config.doctor.skip:
             if not chosen(CHECKS, (name,), ()):
                 echo(f"doctor.skip: {name} is no check, and none begins so; see docs/doctor.md", err=True)
-    document = _load(source) if source is not None else _read(path, root, run_programs=run_programs or root is None)
+    if source is not None:
+        document = _load(source)
+    else:
+        document = _read(path, root, run_programs=run_programs or root is None, peer=peer)
     if as_json:
         _print(document, checks, keep=no_redact, live=source is None and root is None)
     verdicts = judge(document.facts, checks)
@@ -129,12 +145,12 @@ def document_schema() -> dict[str, Any]:
 
 
 def _load(path: Path) -> Document:
-    from llmgw.doctor.document import from_json
+    from llmgw.doctor.document import read_text
 
     try:
-        return from_json(json.loads(path.read_bytes()), str(path))
-    except (OSError, ValueError) as wrong:
-        raise OperatorError(str(path), f"cannot be read ({type(wrong).__name__})", "") from wrong
+        return read_text(path.read_bytes(), str(path))
+    except OSError as wrong:
+        raise OperatorError(str(path), f"cannot be read ({wrong.strerror})", "") from wrong
 
 
 def _print(document: Document, checks: Sequence[Check], *, keep: bool, live: bool) -> None:
@@ -163,7 +179,8 @@ def _config(path: Path, root: Path | None) -> AgentConfig | None:
     return agent_in_force(path) if path.exists() and (root is None or str(path) != "/etc/llmgw/agent.yaml") else None
 
 
-def _read(path: Path, root: Path | None, *, run_programs: bool) -> Document:
+def _read(path: Path, root: Path | None, *, run_programs: bool, peer: str | None) -> Document:
+    from llmgw.cli.doctor_peer import trying
     from llmgw.discovery.capture import CapturedMachine, is_capture
     from llmgw.discovery.machine import FilesOnly, LiveMachine, programs_of
     from llmgw.doctor.document import Document
@@ -193,6 +210,8 @@ def _read(path: Path, root: Path | None, *, run_programs: bool) -> Document:
         machine = FilesOnly(discovery)
     live = root is None and discovery.root == "/"
     asker = Asker(machine, discovery, config, rules, os.environ if live else {}, dial if live else None)
+    if peer is not None:
+        asker = evolve(asker, peer=trying(peer, machine, config))
     return Document(__version__, False, trio.run(_patiently, asker))
 
 

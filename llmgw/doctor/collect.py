@@ -41,6 +41,8 @@ async def collect(asker: Asker, whole_s: float = WHOLE_S) -> Facts:
         node.storage: ("disks", "shm_mib"),
         node.declared: ("clock", "certificates", "known_cards", "engines", "docker", "reach"),
     }  # fmt: skip
+    if asker.peer is not None:
+        promised[_peer] = ("peer", "peer_path")
     host = await g.thread(asker.machine.host)
     with trio.move_on_after(whole_s):
         async with trio.open_nursery() as nursery:
@@ -110,8 +112,10 @@ async def _cards(g: Gathered, on_bus: list[str]) -> None:
             return
     try:
         xml = await g.said("nvidia-smi", "-q", "-x", ok=(0, 14, 15))
-    except Missing:
+    except Missing as missing:
+        # NVML is asked for what an inventory needs; what only nvidia-smi was asked for must not look well for that.
         xml = ""
+        g.miss(texts.DETAILS, missing.why)
     g.found |= {"driver": reading.driver, "cards": texts.cards(reading.cards, xml)}
     g.found["mig_instances"] = ()
     if any(card.mig for card in reading.cards):
@@ -194,6 +198,20 @@ async def _manager(g: Gathered) -> None:
             ("imex", imex),
         ):  # fmt: skip
             nursery.start_soon(g.read, fact, how)
+
+
+async def _peer(g: Gathered) -> None:
+    assert g.asker.peer is not None
+    try:
+        g.found["peer"], path = await g.asker.peer()
+    except Missing as missing:
+        g.miss("peer", missing.why)
+        g.miss("peer_path", missing.why)
+        return
+    if path is None:
+        g.miss("peer_path", g.found["peer"].trouble)
+    else:
+        g.found["peer_path"] = path
 
 
 async def _holders(g: Gathered) -> None:

@@ -6,6 +6,7 @@ Only the facts are read back: verdicts are made anew, so that the same report co
 from __future__ import annotations
 
 import ipaddress
+import json
 from collections.abc import Iterator, Sequence
 from typing import Any, get_type_hints
 
@@ -19,7 +20,11 @@ from llmgw.errors import OperatorError
 from llmgw.settings.convert import strict_converter
 
 FORMAT = 1
-_VOLATILE = frozenset({"now", "counters", "counted_s", "kernel_log", "fabric_manager_log", "unread"})
+_REMEDY = "make it with: llmgw doctor --json"
+_MOST = 1 << 63
+_VOLATILE = frozenset(
+    {"now", "counters", "counted_s", "kernel_log", "fabric_manager_log", "unread", "peer_path", "plane_ahead_s"}
+)
 """Facts that differ at every reading, and those that are lists of lines: their findings are compared instead."""
 
 
@@ -45,28 +50,52 @@ def as_json(document: Document, checks: Sequence[Check]) -> dict[str, Any]:
     }
 
 
+def read_text(data: str | bytes, thing: str) -> Document:
+    """The same of a file's content. Raises :class:`OperatorError`, whatever it holds."""
+    try:
+        said = json.loads(data)
+    except (ValueError, RecursionError) as wrong:
+        raise OperatorError(thing, f"is no JSON that can be read ({type(wrong).__name__})", _REMEDY) from wrong
+    return from_json(said, thing)
+
+
 def from_json(said: Any, thing: str) -> Document:
     """Read a document, also of an older version: facts that it lacks are unread. Raises :class:`OperatorError`."""
-    remedy = "make it with: llmgw doctor --json"
     if not isinstance(said, dict) or not isinstance(facts := said.get("facts"), dict):
-        raise OperatorError(thing, "is no report of llmgw doctor", remedy)
-    if not isinstance(said.get("format"), int) or said["format"] > FORMAT:
-        raise OperatorError(thing, f"has format {said.get('format')}, {FORMAT} is known", "use the llmgw that made it")
+        raise OperatorError(thing, "is no report of llmgw doctor", _REMEDY)
+    number = said.get("format")
+    if not isinstance(number, int) or isinstance(number, bool) or not 1 <= number <= FORMAT:
+        raise OperatorError(thing, f"has format {str(number)[:20]}, {FORMAT} is known", "use the llmgw that made it")
     convert = strict_converter(forbid_unknown=False)
     known: dict[str, Any] = {}
     unread: list[Unread] = []
     hints = get_type_hints(Facts)
     try:
+        _bounded(facts)
         for field in attrs.fields(Facts):
             if field.name in facts:
                 known[field.name] = convert.structure(facts[field.name], hints[field.name])
             else:
                 unread.append(Unread(field.name, "the report is of an older version that did not read it"))
         _addresses(Facts(**known))
-    except (ValueError, TypeError, KeyError, cattrs.BaseValidationError) as wrong:
-        raise OperatorError(thing, f"has facts of another shape ({type(wrong).__name__})", remedy) from wrong
+    except (ValueError, TypeError, KeyError, RecursionError, cattrs.BaseValidationError) as wrong:
+        raise OperatorError(thing, f"has facts of another shape ({type(wrong).__name__})", _REMEDY) from wrong
     known["unread"] = (*known.get("unread", ()), *unread)
     return Document(str(said.get("llmgw", "")), said.get("redacted") is True, Facts(**known))
+
+
+def _bounded(value: Any) -> None:
+    """Raise ``ValueError`` for numbers and text that no machine has: checks calculate with them and show them."""
+    if isinstance(value, dict):
+        for inner in value.values():
+            _bounded(inner)
+    elif isinstance(value, list):
+        for inner in value:
+            _bounded(inner)
+    elif isinstance(value, str):
+        value.encode()
+    elif isinstance(value, int | float) and not -_MOST < value < _MOST:
+        raise ValueError("a number that cannot be")
 
 
 def _addresses(facts: Facts) -> None:
@@ -75,7 +104,8 @@ def _addresses(facts: Facts) -> None:
         for thing in things:
             for address in thing.addresses:
                 ipaddress.ip_interface(address)
-    for address in facts.host_addresses:
+    path = facts.peer_path
+    for address in (*facts.host_addresses, *path.named_here, *path.named_there):
         ipaddress.ip_address(address)
 
 

@@ -270,6 +270,60 @@ class Reach:
     trouble: str = ""
 
 
+@frozen
+class Peer:
+    """Another node that this one was asked to try. ``host`` is as it was asked for, ``name`` what it calls itself.
+
+    ``trouble`` is why the doctor there could not be spoken with.
+    """
+
+    host: str = ""
+    address: str = ""
+    name: str = ""
+    trouble: str = ""
+
+
+@frozen
+class PeerPort:
+    """A port that one node opened and the other tried. ``trouble`` is why it could not be reached."""
+
+    port: int
+    trouble: str = ""
+
+
+@frozen
+class Way:
+    """What gets from one node to the other. Sizes are bytes of an IP packet.
+
+    ``mtu`` is that of the sender's interface, ``largest`` the largest packet that arrived whole, 0 where none did.
+    ``bulk`` is why more than a few packets over TCP did not arrive.
+    """
+
+    ports: tuple[PeerPort, ...] = ()
+    mtu: int = 0
+    largest: int = 0
+    bulk: str = ""
+
+
+@frozen
+class PeerPath:
+    """The bootstrap path to the other node, both ways.
+
+    ``ahead_s`` is how far the other clock is ahead of this one, within half of ``rtt_ms``. ``address`` is this node's
+    on that path and ``seen`` what the other one sees. ``named_here`` is what the other's name comes to here,
+    ``named_there`` what this node's name comes to there.
+    """
+
+    rtt_ms: float = 0.0
+    ahead_s: float = 0.0
+    address: str = ""
+    seen: str = ""
+    named_here: tuple[str, ...] = ()
+    named_there: tuple[str, ...] = ()
+    there: Way = Way()
+    back: Way = Way()
+
+
 _NO_HOST = Host("", "")
 _NO_DRIVER = Driver("")
 
@@ -280,7 +334,10 @@ class Facts:
 
     ``simulated`` names a fake machine; ``nodes`` are names below ``/dev``; ``missing_tools`` what fabric management of
     NVLink 5 lacks; ``interface`` the one that carries the agent's ``address``; ``known_cards`` the UUIDs that this node
-    is known to have.
+    is known to have. ``iommu`` is ``off``, ``passthrough`` or ``translating``; ``compat`` are the drivers that CUDA's
+    forward-compatibility libraries here stand in for. Two facts only a control plane adds that asked for the rest:
+    ``wanted_classes`` are the device classes that the catalog's models name, empty where nobody said, and
+    ``plane_ahead_s`` is how far its clock is at least ahead of this one.
     """
 
     host: Host = _NO_HOST
@@ -315,6 +372,10 @@ class Facts:
     pci_links: tuple[PciLink, ...] = ()
     numa_nodes: tuple[int, ...] = ()
     acs: tuple[Acs, ...] = ()
+    iommu: str = ""
+    compat: tuple[str, ...] = ()
+    wanted_classes: tuple[str, ...] = ()
+    plane_ahead_s: float = 0.0
     peer_memory: tuple[str, ...] = ()
     unit: Unit = Unit()
     limits: Limits = Limits()
@@ -336,6 +397,8 @@ class Facts:
     remove_ipc: bool = False
     stuck: tuple[Stuck, ...] = ()
     reach: tuple[Reach, ...] = ()
+    peer: Peer = Peer()
+    peer_path: PeerPath = PeerPath()
     unread: tuple[Unread, ...] = ()
 
     def adapter(self, name: str) -> Adapter | None:

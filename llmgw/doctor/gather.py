@@ -14,7 +14,7 @@ from llmgw.discovery.command import Ran
 from llmgw.discovery.faults import DiscoveryError
 from llmgw.discovery.machine import Machine
 from llmgw.discovery.sysfs import Reader
-from llmgw.doctor.facts import Unread
+from llmgw.doctor.facts import Peer, PeerPath, Unread
 from llmgw.doctor.tree import Missing
 from llmgw.hardware.fabric import FabricRule
 from llmgw.hardware.inventory import Host
@@ -29,7 +29,8 @@ class Asker:
     """What a reading is done with.
 
     ``rules`` are the declared fabrics; ``environment`` are this process's variables, for where no agent runs. ``dial``
-    tries an address and says why it could not be reached; ``None`` where nothing may be dialled.
+    tries an address and says why it could not be reached; ``None`` where nothing may be dialled. ``peer`` tries another
+    node, where one was named.
     """
 
     machine: Machine
@@ -38,6 +39,7 @@ class Asker:
     rules: tuple[FabricRule, ...] = ()
     environment: Mapping[str, str] = field(factory=dict)
     dial: Callable[[str, int], Awaitable[str]] | None = None
+    peer: Callable[[], Awaitable[tuple[Peer, PeerPath | None]]] | None = None
     wall: Callable[[], float] = time.time
     gap_s: float = GAP_S
 

@@ -9,6 +9,7 @@ from collections.abc import Mapping
 from typing import Any
 
 import trio
+from attrs import evolve
 from cryptography import x509
 
 from llmgw.discovery.machine import Machine
@@ -140,7 +141,11 @@ async def storage(g: Gathered) -> None:
         there: dict[str, str] = await g.thread(exist)
         space = await g.said("df", "-Pk", *there, ok=(0, 1))
         inodes = await g.said("df", "-Pi", *there, ok=(0, 1))
-        return texts.disks(space, inodes, there)
+        mounts = (await g.thread(g.machine.reader.raw, g.machine.root / "proc/mounts", _BIG)).decode(errors="replace")
+        # The system's own disk may be meant to be so. By the mount and not by trying: nothing is changed, and who runs
+        # the doctor need not be who runs the agent.
+        fixed = {path for path in there if path != "/" and texts.read_only(mounts, path)}
+        return tuple(evolve(d, writable=d.path not in fixed) for d in texts.disks(space, inodes, there))
 
     async def shm() -> int:
         found = texts.disks(await g.said("df", "-Pk", "/dev/shm"), "", {"/dev/shm": ""})  # noqa: S108 - only asked about

@@ -17,6 +17,7 @@ from llmgw.doctor.facts import Facts
 from llmgw.settings.convert import strict_converter
 
 HOST = "this-host"
+PEER = "other-host"
 _KEPT_BITS = 8
 _AS_THEY_ARE = frozenset(
     {"firmware", "version", "kernel", "nccl", "cuda", "cuda_version", "vbios", "system", "pci_address"}
@@ -25,17 +26,24 @@ _V4 = re.compile(r"(?<![\w.])(\d{1,3}(?:\.\d{1,3}){3})(?![\w.])")
 _V6 = re.compile(r"(?<![\w:.])([0-9A-Fa-f]{0,4}(?::[0-9A-Fa-f]{0,4}){2,7})(?![\w:.])")
 _UUID = re.compile(r"\b([0-9a-fA-F]{8}(?:-[0-9a-fA-F]{4}){3}-[0-9a-fA-F]{12})\b")
 _MAC = re.compile(r"\b(?:[0-9a-fA-F]{2}:){5}[0-9a-fA-F]{2}\b")
-_SECRET = re.compile(r"(?i)\b([\w-]*(?:token|key|secret|passw)[\w-]*=)\S+")
-_COMMON = frozenset({"localhost", "node", "host", "server", "nvidia", "cuda", "linux", "ubuntu", "debian", HOST})
+_SECRET = re.compile(r"""(?i)\b([\w-]*(?:token|key|secret|passw)[\w-]*=)(?:'[^']*'|"[^"]*"|\S+)""")
+_TOKEN = re.compile(
+    r"\b(?:hf_[A-Za-z0-9]{8,}|sk-[\w-]{8,})|(?i:(?<=bearer )|(?<=basic ))[^\s'\"]+|(?<=://)[^\s/@]+(?=@)"
+)
+"""Tokens of hubs and engines by how they begin, those of an Authorization header, and who logs in in a URL."""
+_SERIAL = re.compile(r"(?i)\b(serial(?:[ _]?(?:number|no\.?))?\s*[:=#]?\s*)(?=\w*\d)\w{6,}")
+_GUID = re.compile(r"(?<![\w:.])(?:0x[0-9A-Fa-f]{16}|[0-9A-Fa-f]{4}(?::[0-9A-Fa-f]{4}){3})(?![\w:.])")
+_COMMON = frozenset({"localhost", "node", "host", "server", "nvidia", "cuda", "linux", "ubuntu", "debian", HOST, PEER})
 
 
 def redacted(facts: Facts, key: bytes) -> Facts:
     """The same facts with names and numbers replaced; with the same ``key`` by the same ones."""
     convert = strict_converter()
     plain = convert.unstructure(facts)
-    blank = _blanker(facts.host.hostname, key)
+    blank = _blanker({facts.peer.name: PEER, facts.peer.host: PEER, facts.host.hostname: HOST}, key)
     said = {name: value if name in _AS_THEY_ARE else _walk(value, blank) for name, value in plain.items()}
     said["host"] |= {"hostname": HOST, "boot_id": ""}
+    said["peer"] |= {name: _peer(said["peer"][name]) for name in ("host", "name")}
     for engine in said["engines"]:
         engine["command"] = _without_keys(engine["command"])
     return convert.structure(said, Facts)
@@ -55,17 +63,33 @@ def _without_keys(words: list[str]) -> list[str]:
     ]
 
 
-def _blanker(hostname: str, key: bytes) -> Callable[[str], str]:
-    names = [n for n in (hostname, hostname.partition(".")[0]) if len(n) > 3 and n.lower() not in _COMMON]
-    host = re.compile(rf"(?<![\w.-])(?:{'|'.join(map(re.escape, names))})(?![\w-])") if names else None
+def _peer(name: str) -> str:
+    """A node's name is replaced also where it is too short or too usual to be looked for; an address is by now."""
+    return PEER if name and not _V4.fullmatch(name) and not _V6.fullmatch(name) else name
+
+
+def _blanker(names: dict[str, str], key: bytes) -> Callable[[str], str]:
+    words = {
+        name: shown
+        for whole, shown in names.items()
+        for name in (whole, whole.partition(".")[0])
+        if len(name) > 3 and name.lower() not in _COMMON and not name.replace(".", "").isdigit()
+    }
+    # Host names are the same in capitals, and the whole one goes before its first part.
+    listed = "|".join(map(re.escape, sorted(words, key=len, reverse=True)))
+    host = re.compile(rf"(?i)(?<![\w.-])(?:{listed})(?![\w-])") if words else None
+    shown = {name.lower(): replacement for name, replacement in words.items()}
 
     def blank(text: str) -> str:
         text = _UUID.sub(lambda m: _uuid(m[1], key), text)
         text = _MAC.sub("00:00:00:00:00:00", text)
         text = _SECRET.sub(lambda m: f"{m[1]}hidden", text)
+        text = _TOKEN.sub("hidden", text)
+        text = _SERIAL.sub(lambda m: f"{m[1]}hidden", text)
+        text = _GUID.sub(lambda m: _guid(m[0], key), text)
         text = _V4.sub(lambda m: _v4(m[1], key), text)
         text = _V6.sub(lambda m: _v6(m[1], key), text)
-        return text if host is None else host.sub(HOST, text)
+        return text if host is None else host.sub(lambda m: shown[m[0].lower()], text)
 
     return blank
 
@@ -79,6 +103,15 @@ def _uuid(text: str, key: bytes) -> str:
         return text
     made = _digest(key, text.lower())
     return f"{made[:8]}-{made[8:12]}-{made[12:16]}-{made[16:20]}-{made[20:32]}"
+
+
+def _guid(text: str, key: bytes) -> str:
+    """A GUID of an adapter or port, which is made of its MAC address; one that is unset means something."""
+    plain = text.removeprefix("0x").replace(":", "")
+    if not plain.strip("0"):
+        return text
+    made = _digest(key, plain.lower())[:16]
+    return f"0x{made}" if text.startswith("0x") else ":".join(made[n : n + 4] for n in range(0, 16, 4))
 
 
 def _v4(text: str, key: bytes) -> str:
@@ -102,9 +135,15 @@ def _v6(text: str, key: bytes) -> str:
         address = ipaddress.IPv6Address(text)
     except ValueError:
         return text
-    if address.is_loopback or address.is_link_local or address.is_unspecified:
+    mapped = address.ipv4_mapped
+    if mapped is not None:
+        return f"::ffff:{_v4(str(mapped), key)}"
+    if address.is_loopback or address.is_unspecified:
         return text
     made = _digest(key, str(address))
+    if address.is_link_local:
+        # Its second half is the MAC address.
+        return str(ipaddress.IPv6Address(f"fe80::{made[:4]}:{made[4:8]}:{made[8:12]}:{made[12:16]}"))
     network = _digest(key, bin(int(address) >> 64))
     return str(
         ipaddress.IPv6Address(

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterator, Sequence
 
-from attrs import frozen
+from attrs import evolve, frozen
 
-from llmgw.doctor.facts import Facts
+from llmgw.doctor.facts import Facts, Way
 from llmgw.doctor.network import plans
 from llmgw.doctor.verdict import Check, Severity, Verdict
 
@@ -21,7 +21,19 @@ class Line:
 
 
 def lines(facts: Facts, verdicts: Sequence[Verdict], *, unknown: bool = False) -> Iterator[Line]:
-    """The report. With ``unknown`` also what could not be told, and what something else explains."""
+    """The report. With ``unknown`` also what could not be told, and what something else explains.
+
+    Of what programs and files said nothing reaches a terminal but what can be printed.
+    """
+    for line in _lines(facts, verdicts, unknown=unknown):
+        yield line if line.text.isprintable() else evolve(line, text=_printable(line.text))
+
+
+def _printable(text: str) -> str:
+    return "".join(c if c.isprintable() else "?" for c in text)
+
+
+def _lines(facts: Facts, verdicts: Sequence[Verdict], *, unknown: bool) -> Iterator[Line]:
     if facts.simulated:
         yield Line(f"SIMULATED MACHINE: {facts.simulated}")
     yield Line(_machine(facts))
@@ -40,6 +52,7 @@ def lines(facts: Facts, verdicts: Sequence[Verdict], *, unknown: bool = False) -
         yield Line(f"        do: {verdict.remedy}")
         yield Line(f"        see {verdict.link}")
     yield from _network(facts)
+    yield from _path(facts)
     yield Line(_summary(facts, verdicts))
 
 
@@ -63,6 +76,20 @@ def _network(facts: Facts) -> Iterator[Line]:
             yield Line(f"        {variable.name}={variable.value} (from {variable.source})")
         taken, over = ", ".join(plan.ports) or "TCP", ", ".join(plan.interfaces) or "no interface"
         yield Line(f"        NCCL then takes {taken}; ranks meet over {over}")
+
+
+def _path(facts: Facts) -> Iterator[Line]:
+    path = facts.peer_path
+    if not path.address:
+        return
+
+    def way(said: Way) -> str:
+        free = sum(not p.trouble for p in said.ports)
+        return f"{free} of {len(said.ports)} ports open, packets up to {said.largest or '?'} of {said.mtu} bytes"
+
+    yield Line(f"The path to {facts.peer.name or facts.peer.host} ({facts.peer.address}):")
+    yield Line(f"        there: {way(path.there)}; back: {way(path.back)}")
+    yield Line(f"        round trip {path.rtt_ms:g} ms, its clock is {path.ahead_s:+.3f} s from this one's")
 
 
 def _summary(facts: Facts, verdicts: Sequence[Verdict]) -> str:

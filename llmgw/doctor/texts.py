@@ -15,6 +15,9 @@ from attrs import evolve
 from llmgw.doctor.facts import Acs, Card, Disk, Firewall, GpuInstance, LoadedModule, Netdev, Variable
 from llmgw.hardware.reading import CardReading
 
+DETAILS = "card_details"
+"""What of ``cards`` only `nvidia-smi -q -x` tells: unread by this name where NVML had to stand in for it."""
+
 _VARIABLE = re.compile(r"(?:NCCL|GLOO|UCX|NVSHMEM)_[A-Z0-9_]+|(?:VLLM|SGLANG)_HOST_IP")
 _KERNEL = re.compile(
     r"NVRM|SXid|nvidia|nvswitch|mlx5|infiniband|libnccl|Link (?:up|down|DOWN|INIT|ACTIVE)|lost carrier", re.I
@@ -161,6 +164,19 @@ def disks(text: str, inodes: str, purposes: Mapping[str, str]) -> tuple[Disk, ..
         left = None if not inode or not inode[0] else 100 * inode[2] / inode[0]
         made.append(Disk(path, purpose, row[2] // 1024, row[0] // 1024, left))
     return tuple(made)
+
+
+def read_only(mounts: str, path: str) -> bool:
+    """Whether a folder is on a file system that is mounted read-only, by ``/proc/mounts``; the last mount counts."""
+    best, found = "", False
+    for words in (line.split() for line in mounts.splitlines()):
+        if len(words) < 4:
+            continue
+        place = words[1].replace("\\040", " ")
+        inside = path == place or path.startswith(f"{place.rstrip('/')}/")
+        if inside and len(place) >= len(best):
+            best, found = place, "ro" in words[3].split(",")
+    return found
 
 
 def _row(line: str) -> tuple[int, int, int] | None:

@@ -20,6 +20,7 @@ _SWITCHES = frozenset({"0x1af1", "0x22a3"})
 _GUESTS = ("qemu", "kvm", "vmware", "virtual machine", "amazon ec2", "google compute", "openstack", "xen", "bochs")
 _GIDS_LOOKED_AT = 16
 _NUMBER = re.compile(r"[0-9]{1,9}")
+_COMPAT = re.compile(r"libcuda\.so\.(\d{3,}\.[\d.]+)")
 
 Found = dict[str, Any]
 
@@ -111,6 +112,21 @@ def static(machine: Machine) -> Mapping[str, Callable[[], Any]]:
                 made.append(PciLink(name, reader.target(device) or "", int(now), int(most)))
         return tuple(made)
 
+    def iommu() -> str:
+        if not reader.names(root / "sys"):
+            raise Missing("/sys cannot be listed")
+        if not reader.names(root / "sys/class/iommu"):
+            return "off"
+        groups = root / "sys/kernel/iommu_groups"
+        kinds = {reader.text(groups / name / "type") for name in reader.names(groups)}
+        return "translating" if kinds & {"DMA", "DMA-FQ"} else "passthrough"
+
+    def compat() -> tuple[str, ...]:
+        base = root / "usr/local"
+        folders = (base / name / "compat" for name in reader.names(base) if name.startswith("cuda"))
+        found = (_COMPAT.fullmatch(name) for folder in folders for name in reader.names(folder))
+        return tuple(sorted({match[1] for match in found if match}))
+
     def peer_memory() -> tuple[str, ...]:
         return tuple(sorted(reader.names(root / "sys/kernel/mm/memory_peers")))
 
@@ -148,7 +164,8 @@ def static(machine: Machine) -> Mapping[str, Callable[[], Any]]:
         "pci_gpus": pci_gpus, "pci_nics": nics, "nvswitches": switches, "modules": modules, "module": module,
         "nodes": nodes, "virtual": virtual, "sockets": sockets, "numa_nodes": numa_nodes, "pci_links": pci_links,
         "peer_memory": peer_memory, "numa_balancing": numa_balancing, "memory": memory, "remove_ipc": remove_ipc,
-        "port_range": port_range, "missing_tools": missing_tools,
+        "port_range": port_range, "missing_tools": missing_tools, "iommu": iommu,
+        "compat": compat,
     }  # fmt: skip
 
 

@@ -23,13 +23,18 @@ ANSWER_S = 40.0
 @define(eq=False)
 class _Asked:
     node: str
+    sent: float
+    answered: float = 0.0
     document: dict[str, Any] | None = None
     failed: str = ""
     done: trio.Event = field(factory=trio.Event)
 
 
 class Doctors:
-    """``dispatch`` sends commands to a node; ``linked`` says whether it has a session, ``nodes`` who is known."""
+    """``dispatch`` sends commands to a node; ``linked`` says whether it has a session, ``nodes`` who is known.
+
+    ``wanted`` are the device classes that the catalog's models name, which with the clock is added to what nodes find.
+    """
 
     def __init__(
         self,
@@ -37,11 +42,15 @@ class Doctors:
         nodes: Callable[[], Iterable[str]],
         linked: Callable[[str], bool],
         dispatch: Callable[[str, list[Command]], None],
+        wall: Callable[[], float],
+        wanted: Callable[[], Iterable[str]],
     ) -> None:
         self._epoch = epoch
         self._nodes = nodes
         self._linked = linked
         self._dispatch = dispatch
+        self._wall = wall
+        self._wanted = wanted
         self._open: dict[str, _Asked] = {}
 
     async def examine(
@@ -68,13 +77,25 @@ class Doctors:
         facts: dict[str, Facts] = {}
         for node, document in documents.items():
             try:
+                self._add(document, next(one for one in asked if one.node == node))
                 facts[node] = from_json(document, node).facts
             except OperatorError as wrong:
                 failed[node] = f"its answer {wrong.reason}"
         return documents, failed, unequal(facts)
 
+    def _add(self, document: dict[str, Any], one: _Asked) -> None:
+        """What only the control plane knows. The node read its clock at some time between question and answer."""
+        facts = document.get("facts")
+        if not isinstance(facts, dict):
+            return
+        facts["wanted_classes"] = sorted(set(self._wanted()))
+        now = facts.get("now")
+        if isinstance(now, int | float):
+            ahead = max(0.0, one.sent - now) - max(0.0, now - one.answered)
+            facts["plane_ahead_s"] = round(ahead, 3)
+
     async def _ask(self, node: str) -> _Asked:
-        one = _Asked(node)
+        one = _Asked(node, self._wall())
         if not self._linked(node):
             one.failed = "is not connected"
             one.done.set()
@@ -91,11 +112,12 @@ class Doctors:
         if one is None or one.node != node:
             return
         one.failed = message.failed
+        one.answered = self._wall()
         if not message.failed:
             try:
                 said = json.loads(message.document)
                 one.document = said if isinstance(said, dict) else None
-            except ValueError:
+            except (ValueError, RecursionError):
                 one.document = None
             if one.document is None:
                 one.failed = "its answer is no report of llmgw doctor"

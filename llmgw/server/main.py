@@ -151,8 +151,9 @@ class Server:
             )
             await identities.load()
         doctors = Doctors(
-            cluster.epoch, cluster.nodes, cluster.linked, lambda node, commands: agents.dispatch(node, commands)
-        )
+            cluster.epoch, cluster.nodes, cluster.linked, lambda node, commands: agents.dispatch(node, commands),
+            time.time, lambda: (c for m in cluster.settings.models for p in m.profiles for c in p.device_class),
+        )  # fmt: skip
         agents = Agents(cluster, self._store, time.time, jobs, identities, doctors)
         reconciler = Reconciler(cluster, self._store, agents, router.push, time.time, metrics, int(started))
         status = Status(

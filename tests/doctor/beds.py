@@ -13,8 +13,9 @@ from fakes.machines import MACHINES, Card, Hca, Machine, render
 from fakes.patient import NOW, Laid, Patient, healthy
 from llmgw.doctor.checks import CHECKS
 from llmgw.doctor.collect import collect
-from llmgw.doctor.facts import Facts
+from llmgw.doctor.facts import Facts, Peer, PeerPath
 from llmgw.doctor.gather import Asker
+from llmgw.doctor.tree import Missing
 from llmgw.doctor.verdict import Verdict, judge
 from llmgw.hardware.fabric import FabricRule, LinkLayer
 from llmgw.settings.catalog import EngineKind
@@ -54,7 +55,8 @@ BASES: Mapping[str, tuple[Machine, tuple[FabricRule, ...]]] = {
 
 @frozen
 class Change:
-    """What is laid over a healthy machine. ``agent`` are fields of agent.yaml, ``dial`` is what dialling answers."""
+    """What is laid over a healthy machine. ``agent`` are fields of agent.yaml, ``dial`` is what dialling answers,
+    ``peer`` another node that is tried, or why it cannot be."""
 
     files: Mapping[str, Laid] = field(factory=dict)
     said: Mapping[str, Any] = field(factory=dict)
@@ -62,6 +64,7 @@ class Change:
     agent: Mapping[str, Any] = field(factory=dict)
     more: Mapping[str, Any] = field(factory=dict)
     dial: str | None = ""
+    peer: tuple[Peer, PeerPath] | str | None = None
 
 
 _ROOTS: dict[str, Patient] = {}
@@ -85,13 +88,16 @@ async def facts_of(patient: Patient, name: str, *changes: Change) -> Facts:
     """What the doctor reads of it."""
     agent = _agent(name)
     dial: str | None = ""
+    peer: tuple[Peer, PeerPath] | str | None = None
     for change in changes:
         patient = patient.with_(change.files, change.said, change.cards, **change.more)
         agent = evolve(agent, **change.agent)
         dial = change.dial
+        peer = change.peer or peer
     asker = Asker(
-        patient, Discovery(root=str(patient.root)), agent, agent.fabrics, {}, _dialler(dial), lambda: NOW, gap_s=0
-    )
+        patient, Discovery(root=str(patient.root)), agent, agent.fabrics, {}, _dialler(dial), _peer(peer), lambda: NOW,
+        gap_s=0,
+    )  # fmt: skip
     return await collect(asker)
 
 
@@ -99,6 +105,17 @@ async def examine(patient: Patient, name: str, *changes: Change) -> tuple[Facts,
     """The facts and every verdict on them."""
     facts = await facts_of(patient, name, *changes)
     return facts, judge(facts, CHECKS)
+
+
+def _peer(
+    found: tuple[Peer, PeerPath] | str | None,
+) -> Callable[[], Awaitable[tuple[Peer, PeerPath | None]]] | None:
+    async def ask() -> tuple[Peer, PeerPath | None]:
+        if isinstance(found, tuple):
+            return found[0], None if found[0].trouble else found[1]
+        raise Missing(str(found))
+
+    return None if found is None else ask
 
 
 def _dialler(answer: str | None) -> Callable[[str, int], Awaitable[str]] | None:

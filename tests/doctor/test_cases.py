@@ -14,7 +14,7 @@ from fakes.machines import Card, Hca, Machine, render
 from fakes.patient import LIMITS, NOW, Laid, healthy, interface
 from llmgw.doctor.checks import CHECKS
 from llmgw.doctor.collect import collect
-from llmgw.doctor.facts import Facts
+from llmgw.doctor.facts import Acs, Facts
 from llmgw.doctor.gather import Asker
 from llmgw.doctor.network import plans
 from llmgw.doctor.verdict import Severity, Verdict, judge
@@ -227,6 +227,58 @@ async def test_names_of_another_vendor(tmp_path: Path) -> None:
     )
     assert "rdma0, rdma1 is not here" in verdicts["env.hca.syntax"].text
     assert "speak TCP" in verdicts["env.hca.syntax"].text
+
+
+async def test_two_fabrics_and_an_adapter_in_front_that_are_all_close(tmp_path: Path) -> None:
+    names = [f"mlx5_{n}" for n in range(12)]
+    ethernet, dead = {"mlx5_7", "mlx5_8"}, {"mlx5_1", "mlx5_2"}
+    adapters = tuple(
+        roce(name, None) if name in ethernet
+        else Hca(name, state="1: DOWN", physical="3: Disabled", rate="40 Gb/sec (4X QDR)") if name in dead
+        else Hca(name, rate="400 Gb/sec (4X NDR)")
+        for name in names
+    )  # fmt: skip
+    rules = (FabricRule("ib", link_layer=LinkLayer.INFINIBAND), FabricRule("eth", adapters=("mlx5_7", "mlx5_8")))
+    facts, verdicts = await read(tmp_path, adapters, rules)
+    ib = [n for n in names if n not in ethernet | dead]
+    assert [p.adapter for p in facts.fabrics[0].ports] == ib
+    assert plans(facts)[0].meant == tuple(f"{n}:1" for n in ib)
+    assert "mlx5_7" in verdicts["roce.gid.none"].text
+    assert "mlx5_8" in verdicts["roce.gid.none"].text
+    assert "port.down" not in spoken(verdicts)
+    assert "port.rate.low" not in spoken(verdicts)
+    named = (FabricRule("ib", adapters=(*ib, *sorted(dead))), rules[1])
+    _, verdicts = await read(tmp_path / "named", adapters, named)
+    assert verdicts["port.down"].text.count("Disabled") == 2
+    assert "port.rate.low" not in spoken(verdicts)
+
+
+async def test_compatibility_libraries_stand_in_for_a_driver(tmp_path: Path) -> None:
+    torch = "opt/vllm/lib/python3.12/site-packages/torch-2.8.0+cu126.dist-info"
+    files: dict[str, Laid] = {torch: None, f"{torch.replace('cu126', 'cu130')}/METADATA": "x"}
+    driver = "<nvidia_smi_log><driver_version>570.1</driver_version><attached_gpus>0</attached_gpus></nvidia_smi_log>"
+    said = {"nvidia-smi -q -x": driver}
+    _, verdicts = await read(tmp_path / "a", (), files=files, said=said)
+    assert verdicts["engine.cuda-driver"].severity is Severity.FAIL
+    files["usr/local/cuda-13.0/compat/libcuda.so.580.65.06"] = "x"
+    facts, verdicts = await read(tmp_path / "b", (), files=files, said=said)
+    assert facts.compat == ("580.65.06",)
+    assert verdicts["engine.cuda-driver"].severity is Severity.WARN
+
+
+async def test_a_cache_on_a_disk_that_is_mounted_read_only(tmp_path: Path) -> None:
+    files: dict[str, Laid] = {"proc/mounts": "/dev/a / ext4 rw 0 0\nnas:/w /var/lib/llmgw-agent/hub nfs ro 0 0\n"}
+    _, verdicts = await read(tmp_path, (), files=files)
+    assert verdicts["disk.model-cache"].severity is Severity.FAIL
+    assert "/var/lib/llmgw-agent/hub (weights) cannot be written" in verdicts["disk.model-cache"].text
+
+
+async def test_access_control_with_an_iommu_that_translates(tmp_path: Path) -> None:
+    files: dict[str, Laid] = {"sys/class/iommu/dmar0": "", "sys/kernel/iommu_groups/0/type": "DMA-FQ\n"}
+    facts, _ = await read(tmp_path, (), files=files)
+    assert facts.iommu == "translating"
+    (found,) = judge(evolve(facts, acs=(Acs("0000:12:00.0", True),)), [c for c in CHECKS if c.id == "pci.acs"])
+    assert "iommu=pt" in found.remedy
 
 
 async def test_a_driver_that_was_upgraded_is_no_machine_without_gpus(tmp_path: Path) -> None:

@@ -12,7 +12,8 @@ from attrs import evolve, frozen
 from fakes.patient import AGENT as UNIT_NAME
 from fakes.patient import DF, LIMITS, MODULES, UNIT, Laid, certificate, interface, lgi
 from llmgw.doctor.checks import CHECKS
-from llmgw.doctor.verdict import Severity, Verdict
+from llmgw.doctor.facts import Peer, PeerPath, PeerPort, Way
+from llmgw.doctor.verdict import Severity, Verdict, judge
 from llmgw.hardware.fabric import FabricRule, LinkLayer
 from llmgw.settings.catalog import EngineKind
 from llmgw.settings.daemon import EngineInstall
@@ -128,9 +129,21 @@ def both(*changes: Change) -> Change:
     for c in changes:
         made = evolve(
             made, files={**made.files, **c.files}, said={**made.said, **c.said}, cards={**made.cards, **c.cards},
-            agent={**made.agent, **c.agent}, more={**made.more, **c.more}, dial=c.dial,
+            agent={**made.agent, **c.agent}, more={**made.more, **c.more}, dial=c.dial, peer=c.peer or made.peer,
         )  # fmt: skip
     return made
+
+
+WAY = Way((PeerPort(20000), PeerPort(32768)), 1500, 1500)
+PATH = PeerPath(0.2, 0.001, "10.1.0.5", "10.1.0.5", ("10.1.0.6",), ("10.1.0.5",), WAY, WAY)
+
+
+def path(peer: Peer = Peer("node-2", "10.1.0.6", "node-2"), **more: object) -> Change:
+    """A node that was tried, with something else about the path."""
+    return Change(peer=(peer, evolve(PATH, **more)))
+
+
+NO_PEER = Change(peer="the name of this node is not known")
 
 
 H100, B200, A100, MIG, TRAY = "hgx-h100", "hgx-b200", "dgx-a100", "a100-mig", "tray"
@@ -239,6 +252,13 @@ CASES: dict[str, Case] = {
         Change(said={"nft": (1, "Operation not permitted (you must be root)\n")}),
     ),
     "mgmt.is-fabric": Case(B200, Change(agent={"address": "10.30.0.2"}), NO_CLASS),
+    "peer.reach": Case(H100, path(Peer("node-2", trouble="port 28029: Connection refused")), NO_PEER, also=path()),
+    "peer.ports": Case(
+        H100, path(back=evolve(WAY, ports=(PeerPort(20000, "no answer within 2 s"), PeerPort(32768)))), NO_PEER, also=path()
+    ),
+    "peer.mtu": Case(H100, path(there=evolve(WAY, largest=1400)), NO_PEER, also=path()),
+    "peer.clock": Case(H100, path(ahead_s=-6.5), NO_PEER, also=path()),
+    "peer.name": Case(H100, path(named_there=("127.0.1.1",)), NO_PEER, also=path()),
     "gdr.unavailable": Case(
         H100, Change(files={"proc/modules": MODULES.replace("nvidia_peermem", "other")}, more={"kernel": "5.4.0"}),
         Change(files={"proc/modules": None, "sys/module": None}),
@@ -356,3 +376,18 @@ async def test_check(name: str, tmp_path_factory: pytest.TempPathFactory) -> Non
     assert bad[name].remedy
     assert blind[name].severity is Severity.UNKNOWN, blind[name]
     assert blind[name].text
+
+
+async def test_mig_devices_that_no_model_names(tmp_path_factory: pytest.TempPathFactory) -> None:
+    facts, _ = await examine(rendered(MIG, tmp_path_factory), MIG)
+    classes = sorted({d.device_class for d in facts.devices if d.mig is not None})
+    assert len(classes) > 1
+    (check,) = [c for c in CHECKS if c.id == "mig.mixed"]
+    (some,) = judge(evolve(facts, wanted_classes=(classes[0], "h100-80gb")), (check,))
+    assert (some.severity, classes[0] in some.text, all(c in some.text for c in classes[1:])) == (
+        Severity.WARN,
+        False,
+        True,
+    )
+    (every,) = judge(evolve(facts, wanted_classes=tuple(classes)), (check,))
+    assert every.severity is Severity.INFO

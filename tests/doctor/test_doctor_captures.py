@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -16,6 +17,7 @@ from llmgw.doctor.document import Document, as_json, from_json
 from llmgw.doctor.gather import Asker
 from llmgw.doctor.report import lines
 from llmgw.doctor.verdict import Severity, judge
+from llmgw.hardware.fabric import FabricRule, LinkLayer
 from llmgw.settings.daemon import Discovery
 
 FIXTURES = Path(__file__).resolve().parents[3] / "shared" / "fixtures"
@@ -38,6 +40,18 @@ PLACES: dict[str, tuple[str, str]] = {
     "fabric/fabricmanager": ("", "var/log/fabricmanager.log"),
     "fabric/proc": ("", "proc/modules"),
     "fabric/nccl_logs": ("", "etc/nccl.conf"),
+    # What the doctor does not ask for is something else than it expects, and no more than that.
+    "gpu/csv": ("nvidia-smi -q -x", ""),
+    "gpu/csv-apps": ("nvidia-smi -q -x", ""),
+    "gpu/csv-full": ("nvidia-smi mig -lgi", ""),
+    "gpu/q-text": ("nvidia-smi", ""),
+    "gpu/nvml-json": ("nvml", ""),
+    "fabric/ibstat": ("lspci", ""),
+    "fabric/ibdev2netdev": ("ip", ""),
+    "fabric/ibv_devinfo": ("nft", ""),
+    "fabric/rdma_link": ("df", ""),
+    "fabric/show_gids": ("getent", ""),
+    "fabric/node_reports": ("systemctl", ""),
 }
 
 
@@ -69,6 +83,8 @@ async def test_every_capture_gives_a_report(folder: str, tmp_path_factory: pytes
         said: dict[str, Said] = (
             {program: (next((c for n, c in CODES.items() if n in path.name), 0), text)} if program else {}
         )
+        if program == "nvml":
+            said["nvidia-smi"] = None
         files: dict[str, Laid] = {file: text} if file else {}
         laid = patient.with_(files, said)
         facts = await collect(Asker(laid, Discovery(root=str(laid.root)), gap_s=0))
@@ -93,6 +109,33 @@ async def test_every_tree_gives_a_report(tree: str, tmp_path: Path) -> None:
     facts = await collect(Asker(FilesOnly(config), config, gap_s=0))
     assert list(lines(facts, judge(facts, CHECKS)))
     assert len(facts.adapters) == sum(1 for p in source.iterdir() if (p / "ports").is_dir())
+
+
+@pytest.mark.parametrize("tree", ["hwloc_mlx4_fdr", "hwloc_qib_qdr"])
+async def test_every_whole_tree_gives_a_report(tree: str, tmp_path: Path) -> None:
+    (tmp_path / "sys").symlink_to(FIXTURES / "fabric/sysfs" / tree)
+    config = Discovery(root=str(tmp_path))
+    facts = await collect(Asker(FilesOnly(config), config, gap_s=0))
+    assert list(lines(facts, judge(facts, CHECKS), unknown=True))
+
+
+@pytest.mark.parametrize(
+    "name", ["DGX_A100", "learn_good", "learn_ib_intf_bad_rate", "learn_ib_intf_bad_version",
+             "learn_ib_intf_operstate_down", "learn_ib_misbound_if", "learn_stuck_ib_intf"],
+)  # fmt: skip
+async def test_every_map_of_a_tree_gives_a_report(name: str, tmp_path: Path) -> None:
+    said = json.loads((FIXTURES / "fabric/sysfs/gcm_dgx_a100" / f"{name}.json").read_text())
+    # The maps have the files below the PCI functions; the kernel shows the adapters in a folder of links as well.
+    files: dict[str, Laid] = {}
+    for path, text in said.items():
+        files[path.lstrip("/")] = str(text)
+        if "/infiniband/" in path:
+            files["sys/class/infiniband/" + path.partition("/infiniband/")[2]] = str(text)
+    rules = (FabricRule("ib", link_layer=LinkLayer.INFINIBAND),)
+    patient = Patient(tmp_path, files)
+    facts = await collect(Asker(patient, Discovery(root=str(tmp_path)), rules=rules, gap_s=0))
+    assert len(facts.adapters) == len({p.split("/infiniband/")[1].split("/")[0] for p in said if "/infiniband/" in p})
+    assert list(lines(facts, judge(facts, CHECKS), unknown=True))
 
 
 XML = {

@@ -12,6 +12,7 @@ from llmgw.doctor.checks import (
     management,
     mig,
     nvlink,
+    peer,
     placement,
     ports,
 )
@@ -27,6 +28,7 @@ CHECKS: tuple[Check, ...] = (
     *fabric.CHECKS,
     *ports.CHECKS,
     *management.CHECKS,
+    *peer.CHECKS,
     *placement.CHECKS,
     *environment_checks.CHECKS,
     *engines.CHECKS,

@@ -20,7 +20,7 @@ _GIB_MIB = 1024
 
 def numbers(version: str) -> tuple[int, ...]:
     """``2.27.3`` as numbers to compare."""
-    return tuple(int(part) for part in re.findall(r"\d+", version)[:4])
+    return tuple(int(part) for part in re.findall(r"[0-9]{1,9}", version)[:4])
 
 
 def container(engine: Engine) -> bool:
@@ -39,6 +39,15 @@ def _cuda(facts: Facts) -> Finding | None:
         wants = numbers(engine.cuda)
         least = _LEAST_DRIVER.get(wants[0]) if wants else None
         if have and least is not None and have[0] < least:
+            stands_in = [version for version in facts.compat if numbers(version)[0] >= least]
+            if stands_in:
+                return Finding(
+                    f"{engine.kind} is built for CUDA {engine.cuda}, this driver is older, and it runs only with the "
+                    f"compatibility libraries of driver {stands_in[-1]} that are here.",
+                    "Give the engine's env LD_LIBRARY_PATH=/usr/local/cuda/compat (data-centre cards only), or upgrade the "
+                    "driver.",
+                    Severity.WARN,
+                )
             return Finding(
                 f"{engine.kind} is built for CUDA {engine.cuda}, which needs a driver from {least} on; this is {facts.driver.version or facts.module.version}."
             )

@@ -272,7 +272,7 @@ CHECKS = (
     Check("roce.gid.foreign-netns", Severity.WARN, ("gid_starts", "adapters"), _gid_foreign,
           "Run the agent in the engines' network namespace, and NCCL from 2.26.2 on.",
           "The low entries of a GID table cannot be read here, as in a pod with interfaces of its own.", BECAUSE),
-    Check("fw.mixed", Severity.WARN, ("adapters", "fabrics", "cards"), _firmware,
+    Check("fw.mixed", Severity.WARN, ("adapters", "fabrics", "cards", "card_details"), _firmware,
           "Bring them to one version (mlxfwmanager for adapters).",
           "Equal adapters of a fabric, or equal cards, run different firmware.", BECAUSE),
     Check("soft.rdma", Severity.WARN, ("adapters",), _software,

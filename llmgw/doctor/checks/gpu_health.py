@@ -90,19 +90,19 @@ CHECKS = (
         "The card has found bad memory and will replace it at its next reset.", (*DRIVER, "gpu.remap.failed"),
     ),
     Check(
-        "gpu.persistence", Severity.WARN, ("cards",),
+        "gpu.persistence", Severity.WARN, ("cards", "card_details"),
         _each("Persistence mode is off", lambda c: " " if c.persistence is False else ""),
         "systemctl enable --now nvidia-persistenced",
         "Without it the driver lets a card go whenever nobody uses it: starts are slow and settings get lost.", DRIVER,
     ),
     Check(
-        "gpu.throttle", Severity.WARN, ("cards",),
+        "gpu.throttle", Severity.WARN, ("cards", "card_details"),
         _each("The hardware lowers the clocks", _slowed),
         "Check fans and air flow, power cables, power supplies, and the power cap of the management controller.",
         "Heat or power make the card slow down. A software power cap and an idle card do not count.", DRIVER,
     ),
     Check(
-        "gpu.ecc.mode", Severity.WARN, ("cards",), _modes,
+        "gpu.ecc.mode", Severity.WARN, ("cards", "card_details"), _modes,
         "Reset the GPU or reboot; set the same mode on all: nvidia-smi -e 1",
         "A change of ECC mode waits for a reset, or cards of one node differ.", DRIVER,
     ),

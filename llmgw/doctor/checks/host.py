@@ -9,6 +9,7 @@ from llmgw.doctor.verdict import Check, Finding, Severity
 
 _DAY_S = 86400.0
 _SOON_S = 7 * _DAY_S
+_CLOCK_S = 5.0
 _FEW_PERCENT = 10.0
 _FULL_MIB = 1024
 _FILES = 65536
@@ -21,6 +22,10 @@ def _time(facts: Facts) -> Finding | None:
         return Finding(
             f"By this clock certificates are not valid yet: {some(early)}. The control plane will refuse the agent."
         )
+    ahead = facts.plane_ahead_s
+    if abs(ahead) > _CLOCK_S:
+        how = "ahead of" if ahead > 0 else "behind"
+        return Finding(f"The control plane's clock is at least {abs(ahead):.0f} s {how} this one.")
     return None if facts.clock.synchronized else Finding("Nothing keeps this machine's clock right.")
 
 

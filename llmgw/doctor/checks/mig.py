@@ -45,6 +45,13 @@ def _no_compute(facts: Facts) -> Finding | None:
 
 
 def _mixed(facts: Facts) -> Finding | None:
+    unused = sorted({d.device_class for d in facts.devices if d.mig is not None} - {*facts.wanted_classes})
+    if unused and facts.wanted_classes:
+        return Finding(
+            f"MIG devices are here that no model of the catalog names: {some(unused, 8)}. They stay empty.",
+            "Name the class in a model's device_class, or carve the card into what models use.",
+            Severity.WARN,
+        )
     profiles = sorted({i.profile for c in facts.cards for i in c.reading.instances if i.profile})
     return None if len(profiles) < 2 else Finding(f"MIG devices of several profiles are here: {some(profiles, 8)}.")
 
@@ -69,6 +76,7 @@ CHECKS = (
     Check(
         "mig.mixed", Severity.INFO, ("cards",), _mixed,
         "Nothing, if the catalog has a profile for each of them.",
-        "Each MIG profile is a device class of its own; those that no model names stay empty.", DRIVER,
+        "Each MIG profile is a device class of its own; those that no model names stay empty. Which ones models name only "
+        "the control plane knows: llmgw ctl doctor says it, as a warning.", DRIVER,
     ),
 )  # fmt: skip

@@ -52,10 +52,14 @@ def _peermem_errors(facts: Facts) -> Finding | None:
 
 def _acs(facts: Facts) -> Finding | None:
     bad = [bridge.address for bridge in facts.acs if bridge.redirects]
-    return (
-        Finding(f"PCIe bridges send traffic between devices up to the processor: {some(bad)}. Slow, or it hangs.")
-        if bad
-        else None
+    if not bad:
+        return None
+    said = f"PCIe bridges send traffic between devices up to the processor: {some(bad)}. Slow, or it hangs."
+    if facts.iommu != "translating":
+        return Finding(said)
+    return Finding(
+        f"{said} The IOMMU translates each transfer there.",
+        "Turn ACS and the IOMMU off in the firmware, or give the kernel iommu=pt and turn ACS off with setpci at each boot.",
     )
 
 
@@ -120,7 +124,7 @@ CHECKS = (
           "Turn ACS off in the firmware, or with setpci at each boot; in a virtual machine leave it and turn ATS on.",
           "Access control on PCIe bridges above GPUs and adapters forces their traffic through the root complex.",
           NO_GPU, applies=lambda facts: has_gpus(facts) and not facts.virtual, gate=("pci_gpus",)),
-    Check("pci.width", Severity.WARN, ("cards",), _width,
+    Check("pci.width", Severity.WARN, ("cards", "card_details"), _width,
           "Seat the card again; check riser and bifurcation.",
           "A card or adapter has fewer PCIe lanes than it could. Where all cards have equally few it is the board.",
           DRIVER),
@@ -128,7 +132,7 @@ CHECKS = (
           "See whether the adapter beside it is missing or down; else declare the fabric so that it is in it.",
           "Some cards have an adapter of the fabric close by and others do not.",
           (*DRIVER, *BECAUSE, "port.down", "port.init", "roce.gid.none", "fabric.declared.absent"), applies=rdma, gate=("pci_gpus", "fabrics")),
-    Check("pci.speed", Severity.INFO, ("cards",), _speed,
+    Check("pci.speed", Severity.INFO, ("cards", "card_details"), _speed,
           "Check the link speed in the firmware's settings.",
           "Under load a card should use its full PCIe generation. Idle cards lower it and are not judged.", DRIVER),
     Check("numa.unknown", Severity.INFO, ("numa_nodes",), _numa,
