@@ -73,10 +73,11 @@ class Plane:
         return said is not None and not said["leads"]
 
     def ask(self) -> str:
-        client = openai.OpenAI(base_url=f"http://127.0.0.1:{self.router}/v1", api_key="none", max_retries=0, timeout=5)
-        answer = client.chat.completions.create(
-            model="demo-small", messages=[{"role": "user", "content": "Hello"}], max_tokens=4
-        )
+        url = f"http://127.0.0.1:{self.router}/v1"
+        with openai.OpenAI(base_url=url, api_key="none", max_retries=0, timeout=5) as client:
+            answer = client.chat.completions.create(
+                model="demo-small", messages=[{"role": "user", "content": "Hello"}], max_tokens=4
+            )
         return answer.choices[0].message.content or ""
 
     @property
