@@ -24,8 +24,8 @@ class Relay:
     connection. ``passed`` are its bytes so far, ``heard`` is when the last ones came."""
 
     __slots__ = (
-        "_failed", "_filter", "_peer", "_pieces", "_put", "_recv", "_task", "_ticker", "_walker", "_watch", "ended", "exact",
-        "heard", "over", "passed", "unsent",
+        "_failed", "_filter", "_peer", "_pieces", "_put", "_recv", "_task", "_ticker", "_walker", "_watch", "ended",
+        "exact", "heard", "over", "passed", "unsent",
     )  # fmt: skip
 
     def __init__(
