@@ -311,6 +311,12 @@ class ChunkWalker:
             self._check_line_end(data, size, at)
             self._left = at - size
             return -1
+        if not at and not self._part and self._trailer_bytes < 0:
+            # One whole chunk with an event, as a stream's pieces are when they come one by one.
+            end = data.find(b"\r\n", 0, 10)
+            if end > 0 and end + 4 + _sizes.get(data[:end], -4 - end) == size and data.endswith(b"\n\n\r\n"):
+                self.boundary = size
+                return -1
         if at:
             if at < 4 or data[at - 4 : at] != b"\n\n\r\n":
                 self._check_line_end(data, size, at)

@@ -24,8 +24,8 @@ class Relay:
     connection. ``passed`` are its bytes so far, ``heard`` is when the last ones came."""
 
     __slots__ = (
-        "_failed", "_filter", "_peer", "_pieces", "_put", "_task", "_ticker", "_walker", "_watch", "ended", "exact",
-        "heard", "over", "passed", "unsent",
+        "_failed", "_filter", "_peer", "_pieces", "_put", "_recv", "_task", "_ticker", "_walker", "_watch", "ended",
+        "exact", "heard", "over", "passed", "unsent",
     )  # fmt: skip
 
     def __init__(
@@ -37,6 +37,7 @@ class Relay:
         events_filter: UsageFilter | None,
     ) -> None:
         self._peer = peer
+        self._recv = peer.sock.recv
         self._put = put
         self._watch = watch
         self._ticker = ticker
@@ -101,7 +102,7 @@ class Relay:
     def _ready(self) -> None:
         """There is something to read. Nothing is raised here: it would end the watch that all connections share."""
         try:
-            data = self._peer.sock.recv(READ_BYTES)
+            data = self._recv(READ_BYTES)
         except BlockingIOError:
             return
         except OSError:
