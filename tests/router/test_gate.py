@@ -373,7 +373,7 @@ async def test_requests_at_once() -> None:
                     await trio.sleep(0.005)
             await other.post(PLAIN, fields=AUTH)
             status, head, content = await other.answer()
-            assert (status, head[b"retry-after"]) == (429, b"1")
+            assert (status, head[b"retry-after"] in (b"1", b"2")) == (429, True)
             assert json.loads(content)["error"]["code"] == "concurrency_limit_exceeded"
             assert b"x-should-retry" not in head
         await settled(it)
@@ -391,7 +391,7 @@ async def test_requests_a_minute() -> None:
         await client.post(PLAIN, fields=AUTH)
         status, head, content = await client.answer()
         assert (status, head[b"x-ratelimit-remaining-requests"]) == (429, b"0")
-        assert 58 <= int(head[b"retry-after"]) <= 62
+        assert 58 <= int(head[b"retry-after"]) <= 67
         said = json.loads(content)["error"]
         assert (said["code"], said["type"]) == ("rate_limit_exceeded", "rate_limit_error")
         assert "2 requests a minute" in said["message"]
@@ -432,7 +432,7 @@ async def test_a_budget_is_learnt_used_up_and_said() -> None:
         await client.post(PLAIN, fields=AUTH)
         status, head, content = await client.answer()
         assert (status, head[b"x-should-retry"]) == (429, b"false")
-        assert 0 < int(head[b"retry-after"]) <= 86400
+        assert 0 < int(head[b"retry-after"]) <= 86405
         assert json.loads(content)["error"]["code"] == "insufficient_quota"
 
 
