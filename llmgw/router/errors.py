@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+import secrets
 from enum import Enum
 
 import orjson
@@ -43,6 +45,13 @@ class ApiError(Exception):
     retry_after_s: int | None = None
     allow: str | None = None
     lines: bytes = b""
+
+
+def again_in(seconds: float) -> int:
+    """``Retry-After`` for this time: never less, and up to a tenth more (1 s at least, 5 at most), so that clients that
+    were turned away together do not all come back together."""
+    least = max(1, math.ceil(seconds))
+    return least + secrets.randbelow(1 + min(5, max(1, least // 10)))
 
 
 def of_message(bad: BadMessage) -> ApiError:

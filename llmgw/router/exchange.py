@@ -194,7 +194,12 @@ class Exchange:
         if failed is not None:
             raise ApiError(502, f"No engine of {model} gave an answer; the last one {failed.reason}.", "engine_failed")
         why = f": it {served.route.public}" if served.route.public else ""
-        raise ApiError(503, f"No replica of {model} is ready{why}.", "no_ready_replica", retry_after_s=_RETRY_AFTER_S)
+        raise ApiError(
+            503,
+            f"No replica of {model} is ready{why}.",
+            "no_ready_replica",
+            retry_after_s=errors.again_in(_RETRY_AFTER_S),
+        )
 
     async def _ask(self, engine: Engine, head: bytes, body: bytes) -> bool:
         """One engine, on a kept connection or a new one. Raises :class:`EngineFailed` as long as it can be retried."""

@@ -20,7 +20,7 @@ from prometheus_client.registry import Collector
 from llmgw.router import limits
 from llmgw.router.body import Asked
 from llmgw.router.counts import Counts, OwnCounts
-from llmgw.router.errors import ApiError
+from llmgw.router.errors import ApiError, again_in
 from llmgw.router.keys import Holder, KeyRefused, KeyTable
 from llmgw.router.limits import Grant, Refused
 from llmgw.router.usage_filter import TOKENS_MOST, UsageFilter, Wish, answer_guess, asking, prompt_guess, wish_of
@@ -279,4 +279,4 @@ def _too_much(refused: Refused, lines: bytes) -> ApiError:
             message += " Ask for fewer tokens: lower max_tokens or shorten the prompt."
     if after is None or refused.what == "budget":
         lines += b"x-should-retry: false\r\n"
-    return ApiError(429, message, code, retry_after_s=None if after is None else max(1, math.ceil(after)), lines=lines)
+    return ApiError(429, message, code, retry_after_s=None if after is None else again_in(after), lines=lines)

@@ -67,7 +67,7 @@ def use_client(port: int) -> None:
         client.messages.create(**asks | {"model": "nope"})
     with pytest.raises(anthropic.InternalServerError, match=r"is loading \(45 %\)") as down:
         client.messages.create(**asks | {"model": "empty"})
-    assert (down.value.status_code, down.value.response.headers["retry-after"]) == (503, "2")
+    assert (down.value.status_code, down.value.response.headers["retry-after"] in "23") == (503, True)
     with pytest.raises(anthropic.BadRequestError):
         client.post("/v1/messages", body=[], cast_to=dict[str, Any])
     wrong = client.copy(api_key=f"{TOKEN[:-1]}x")
