@@ -70,6 +70,7 @@ async def _gpus(g: Gathered) -> None:
         rules = g.asker.rules
         inventory = await discover(config, rules, g.machine)
         g.found |= {"adapters": inventory.adapters, "fabrics": inventory.fabrics, "devices": inventory.devices}
+        g.found["nvlink_domains"] = inventory.nvlink_domains
         g.found["simulated"] = inventory.simulated or ""
         if not inventory.devices and on_bus:
             g.miss("devices", "the GPUs could not be read")

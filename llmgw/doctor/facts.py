@@ -332,7 +332,8 @@ _NO_DRIVER = Driver("")
 class Facts:
     """Everything that was read, once. ``now`` is when, in seconds since 1970.
 
-    ``simulated`` names a fake machine; ``nodes`` are names below ``/dev``; ``missing_tools`` what fabric management of
+    ``simulated`` names a fake machine; ``nvlink_domains`` are the indices of cards that reach each other over NVLink;
+    ``nodes`` are names below ``/dev``; ``missing_tools`` what fabric management of
     NVLink 5 lacks; ``interface`` the one that carries the agent's ``address``; ``known_cards`` the UUIDs that this node
     is known to have. ``iommu`` is ``off``, ``passthrough`` or ``translating``; ``compat`` are the drivers that CUDA's
     forward-compatibility libraries here stand in for. Two facts only a control plane adds that asked for the rest:
@@ -352,6 +353,7 @@ class Facts:
     driver: Driver = _NO_DRIVER
     cards: tuple[Card, ...] = ()
     devices: tuple[Device, ...] = ()
+    nvlink_domains: tuple[tuple[int, ...], ...] = ()
     mig_instances: tuple[GpuInstance, ...] = ()
     module: KernelModule = KernelModule()
     modules: tuple[LoadedModule, ...] = ()

@@ -253,6 +253,20 @@ async def test_two_fabrics_and_an_adapter_in_front_that_are_all_close(tmp_path: 
     assert "port.rate.low" not in spoken(verdicts)
 
 
+async def test_a_matrix_in_which_one_card_reaches_its_peers_over_pcie(tmp_path: Path) -> None:
+    base = Card("NVIDIA H100 80GB HBM3", 81559, "9.0", mig_capable=False)
+    rows = "\tGPU0\tGPU1\tGPU2\tGPU3\tCPU Affinity\tNUMA Affinity\n" + "".join(
+        "\t".join(
+            [f"GPU{a}", *(" X " if a == b else "NODE" if 2 in (a, b) else "NV18" for b in range(4)), "4,6,8,10", "0"]
+        )
+        + "\n"
+        for a in range(4)
+    )
+    facts, verdicts = await read(tmp_path, (), said={"nvidia-smi topo -m": rows}, cards=(base,) * 4)
+    assert facts.nvlink_domains == ((0, 1, 3),)
+    assert "GPU 2 reaches none of 3 that reach each other" in verdicts["nvlink.down"].text
+
+
 async def test_compatibility_libraries_stand_in_for_a_driver(tmp_path: Path) -> None:
     torch = "opt/vllm/lib/python3.12/site-packages/torch-2.8.0+cu126.dist-info"
     files: dict[str, Laid] = {torch: None, f"{torch.replace('cu126', 'cu130')}/METADATA": "x"}

@@ -252,7 +252,9 @@ async def test_what_does_not_answer_is_left_behind(tmp_path: Path, mock_clock: t
     mock_clock.rate = 30
     began = trio.current_time()
     facts = await collect(Asker(Silent(tmp_path), Discovery(root=str(tmp_path))))
-    assert WHOLE_S <= trio.current_time() - began < 20
+    # Thirty times as fast, so a busy machine's own delay counts as much more than it is.
+    assert WHOLE_S < 20
+    assert WHOLE_S <= trio.current_time() - began < WHOLE_S + 60
     unread = {u.fact: u.why for u in facts.unread}
     assert unread["cards"] == unread["kernel_log"] == f"was not read within {WHOLE_S:g} s"
     assert len(facts.pci_gpus) == 2

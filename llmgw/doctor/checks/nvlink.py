@@ -14,6 +14,7 @@ _FATAL = re.compile(r"(?<!non-)\bfatal error (\d+)", re.IGNORECASE)
 _SWITCH = re.compile(r"\b[0-9A-Fa-f]{4,8}:[0-9A-Fa-f]{2}:[0-9A-Fa-f]{2}\.[0-7]\b")
 _FATAL_SXID = re.compile(r"SXid \(([^)]+)\): (\d+), Fatal", re.IGNORECASE)
 _NVL5 = re.compile(r"\bB[23]00\b")
+_MESH = 3
 _TRAY = re.compile(r"\bGB[23]00\b")
 
 
@@ -97,6 +98,11 @@ def _links(facts: Facts) -> Finding | None:
         up = reading.nvlinks_up or 0
         if total and most and up < max(total or 0, most[0][0] or 0):
             bad.append(f"GPU {reading.index} has {up} of {max(total or 0, most[0][0] or 0)}")
+    joined = {index for domain in facts.nvlink_domains for index in domain}
+    largest = max((len(domain) for domain in facts.nvlink_domains), default=0)
+    if largest >= _MESH and not bad:
+        # Two bridged pairs beside single cards are how a machine is built; a card beside a mesh has lost its links.
+        bad = [f"GPU {r.index} reaches none of {largest} that reach each other" for r in known if r.index not in joined]
     return Finding(f"NVLinks are down: {some(bad)}. Tensor parallelism over them is slow or fails.") if bad else None
 
 
