@@ -104,7 +104,7 @@ async def serve(
     """
     gate = gate or gate_of(listener)
     crowd = Crowd(listener.connections_per_address)
-    watch = Watch()
+    watch = Watch(limits)
     doors = _Doors(gate, handler, limits, handshake_s, wall, crowd, watch)
     turn = trio.Semaphore(_HANDSHAKES_PER_TURN)
     async with AsyncExitStack() as stack:

@@ -29,7 +29,7 @@ _READER_FIRST_S = 0.5
 _LATE_S = 1.0
 _TURN_AWAY_S = 1.0
 _ASKED_S = 1.0
-_SWEEP_S = 0.5
+_SWEEPS = 12
 
 _LARGE_BYTES = 100_000
 """From here a message is decoded in a thread: four megabytes take a fifth of a second, and nobody else must wait."""
@@ -331,13 +331,14 @@ class Session:
 class Watch:
     """Looks after the silence of many sessions in one task, where each would else wake up for it every few seconds."""
 
-    def __init__(self) -> None:
+    def __init__(self, limits: LinkLimits = DEFAULT_LIMITS) -> None:
+        self._every_s = limits.ping_s / _SWEEPS
         self._due: dict[Session, float] = {}
 
     async def run(self) -> None:
-        """Until cancelled; what is due is seen to half a second later at most."""
+        """Until cancelled; what is due is seen to a twelfth of ``ping_s`` later at most, which is half a second."""
         while True:
-            await trio.sleep(_SWEEP_S)
+            await trio.sleep(self._every_s)
             now = trio.current_time()
             for session in [session for session, at in self._due.items() if now >= at]:
                 self._due[session] = session._look(now)
