@@ -35,7 +35,7 @@ from llmgw.link.messages import (
 )
 from llmgw.link.protocol import DEFAULT_LIMITS, LinkLimits, Role
 from llmgw.link.renewal import RENEWAL
-from llmgw.link.session import Session, open_session, turn_away
+from llmgw.link.session import Session, Watch, open_session, turn_away
 from llmgw.link.tcp import bound_unacknowledged
 from llmgw.link.tls import JOIN_ALPN, TlsError, explain, handshake, verified_chain
 from llmgw.link.tls_socket import TlsSocket
@@ -104,7 +104,8 @@ async def serve(
     """
     gate = gate or gate_of(listener)
     crowd = Crowd(listener.connections_per_address)
-    doors = _Doors(gate, handler, limits, handshake_s, wall, crowd)
+    watch = Watch(limits)
+    doors = _Doors(gate, handler, limits, handshake_s, wall, crowd, watch)
     turn = trio.Semaphore(_HANDSHAKES_PER_TURN)
     async with AsyncExitStack() as stack:
         try:
@@ -130,7 +131,9 @@ async def serve(
                     _log.exception("connection failed", remote=remote)
 
         task_status.started(tuple(_address(s) for s in sockets))
-        await trio.serve_listeners(accept, sockets)
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(watch.run)
+            await trio.serve_listeners(accept, sockets)
 
 
 class _Doors:
@@ -144,6 +147,7 @@ class _Doors:
         handshake_s: float,
         wall: Callable[[], float],
         crowd: Crowd,
+        watch: Watch,
     ) -> None:
         self._gate = gate
         self._handler = handler
@@ -151,6 +155,7 @@ class _Doors:
         self._handshake_s = handshake_s
         self._wall = wall
         self._crowd = crowd
+        self._watch = watch
         self._joining: Counter[str] = Counter()
         self._attempts = Attempts()
 
@@ -217,7 +222,15 @@ class _Doors:
             return refused
 
         await attend(
-            stream, self._handler, check, peer=node, remote=remote, limits=self._limits, chain=chain, renew=renew
+            stream,
+            self._handler,
+            check,
+            peer=node,
+            remote=remote,
+            limits=self._limits,
+            chain=chain,
+            renew=renew,
+            watch=self._watch,
         )
 
     def _outdated(self, chain: tuple[Certificate, ...], node: str) -> Refused | None:
@@ -273,13 +286,14 @@ async def attend(
     limits: LinkLimits = DEFAULT_LIMITS,
     chain: tuple[Certificate, ...] = (),
     renew: Renew | None = None,
+    watch: Watch | None = None,
 ) -> None:
     """Serve one agent over a stream whose other end is ``peer``: first message, ``check``, handler.
 
     ``chain`` is what it showed; the handler finds it in the session. ``renew`` answers one that comes only for a new
     certificate. Raises :class:`~llmgw.link.session.PeerGone` when the agent never got as far as its handler.
     """
-    async with open_session(stream, Role.SERVER, peer=peer, remote=remote, limits=limits) as session:
+    async with open_session(stream, Role.SERVER, peer=peer, remote=remote, limits=limits, watch=watch) as session:
         session.chain = chain
         first = await session.receive()
         if isinstance(first, RenewCertificate) and renew is not None:

@@ -5,8 +5,8 @@ from __future__ import annotations
 import contextlib
 import math
 import time
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager, contextmanager, nullcontext
 
 import trio
 from trio.lowlevel import RunVar
@@ -18,6 +18,7 @@ from llmgw.link.identity import Certificate
 from llmgw.link.messages import Message, Refused
 from llmgw.link.protocol import DEFAULT_LIMITS, LinkLimits, LinkProtocol, Role
 from llmgw.link.tls import alert, explain
+from llmgw.link.tls_socket import TlsSocket
 
 _READ_BYTES = 65536
 # Ending a session takes the sum of these at most.
@@ -28,6 +29,7 @@ _READER_FIRST_S = 0.5
 _LATE_S = 1.0
 _TURN_AWAY_S = 1.0
 _ASKED_S = 1.0
+_SWEEPS = 12
 
 _LARGE_BYTES = 100_000
 """From here a message is decoded in a thread: four megabytes take a fifth of a second, and nobody else must wait."""
@@ -81,6 +83,7 @@ class Session:
         self._to_write = trio.lowlevel.ParkingLot()
         self._writer_gone = trio.Event()
         self._write_is_whole = True
+        self._unwritten = b""
         self._alert: str | None = None
         self._heard = trio.lowlevel.ParkingLot()
         self._pace = Pace(trio.current_time())
@@ -101,7 +104,7 @@ class Session:
             self.close(f"the other end took nothing for {self._limits.send_s:g} s")
             raise self._failure()
         self._protocol.send(message, trio.current_time())
-        self._to_write.unpark_all()
+        self._push()
 
     async def receive(self) -> Message | Unknown:
         """The next message; a cancelled call has taken none. Answer ``Unknown`` with ``NotUnderstood``.
@@ -178,7 +181,7 @@ class Session:
         if now >= self._asked_until:
             self._asked_until = now + _ASKED_S
             self._protocol.ask(now)
-            self._to_write.unpark_all()
+            self._push()
         until = now + within_s
         while self._protocol.ended is None:
             with trio.move_on_at(until):
@@ -195,7 +198,7 @@ class Session:
         if not self._protocol.room:
             return False
         self._protocol.send(message, trio.current_time())
-        self._to_write.unpark_all()
+        self._push()
         return True
 
     async def refuse(self, refused: Refused) -> None:
@@ -204,7 +207,7 @@ class Session:
         Takes a second at most. The session is of no use afterwards.
         """
         self._protocol.refuse(refused)
-        self._to_write.unpark_all()
+        self._push()
         with trio.move_on_after(_REFUSAL_S):
             await trio.lowlevel.checkpoint()
             while self._protocol.ended is None:
@@ -233,7 +236,18 @@ class Session:
         if self._protocol.ended is not None or self._protocol.room:
             self._room.unpark_all()
         if self._protocol.ended is not None or self._protocol.to_write:
-            self._to_write.unpark_all()
+            self._push()
+
+    def _push(self) -> None:
+        """Have written what there is to write: at once if the writer is idle and the kernel takes it, else by it."""
+        if self._to_write and self._protocol.ended is None and isinstance(self._stream, TlsSocket):
+            if (data := self._protocol.data_to_send()) and not self._stream.send_now(data):
+                self._unwritten = data
+            elif not self._protocol.to_write:
+                if self._protocol.room:
+                    self._room.unpark_all()
+                return
+        self._to_write.unpark_all()
 
     async def _wait_opened(self) -> None:
         await trio.lowlevel.checkpoint()
@@ -279,34 +293,64 @@ class Session:
     async def _write_until_end(self) -> None:
         await trio.lowlevel.checkpoint()
         while True:
-            while not (data := self._protocol.data_to_send()):
+            while not (data := self._unwritten or self._protocol.data_to_send()):
                 if self._protocol.ended is not None:
                     return
                 await self._to_write.park()
             self._write_is_whole = False
             await self._stream.send_all(data)
-            self._write_is_whole = True
+            self._write_is_whole, self._unwritten = True, b""
             if self._protocol.room or self._protocol.ended is not None:
                 self._room.unpark_all()
 
     async def _watch(self) -> None:
+        at = self._look(trio.current_time())
         while True:
-            # For ever after the end. Patience begins to count meanwhile; it is longer than this sleep.
-            await trio.sleep_until(min(self._protocol.next_deadline(), self._patient_until))
-            now = trio.current_time()
-            if now > self._patient_until + _LATE_S:
-                self._patient_until = now + _LATE_S  # this process stood still: what came meanwhile is taken first
-            elif now >= self._patient_until:
-                self._protocol.close(f"no message came for {self._patience_s:g} s")
+            await trio.sleep_until(at)  # for ever after the end
+            at = self._look(trio.current_time())
+
+    def _look(self, now: float) -> float:
+        """Let time pass; returns when to look again. Patience begins to count meanwhile; it is longer than this."""
+        if now > self._patient_until + _LATE_S:
+            self._patient_until = now + _LATE_S  # this process stood still: what came meanwhile is taken first
+        elif now >= self._patient_until:
+            self._protocol.close(f"no message came for {self._patience_s:g} s")
+        if now >= self._protocol.next_deadline() or now >= self._patient_until:
             self._protocol.tick(now)
             self._stir()
+        return min(self._protocol.next_deadline(), self._patient_until)
 
     async def _say_goodbye(self) -> None:
         """Write what is left. A writer that was cancelled in the middle of a write leaves nothing to say."""
         await self._writer_gone.wait()
-        if self._write_is_whole and (rest := self._protocol.data_to_send()):
+        if self._write_is_whole and not self._unwritten and (rest := self._protocol.data_to_send()):
             with contextlib.suppress(trio.BrokenResourceError):
                 await self._stream.send_all(rest)
+
+
+class Watch:
+    """Looks after the silence of many sessions in one task, where each would else wake up for it every few seconds."""
+
+    def __init__(self, limits: LinkLimits = DEFAULT_LIMITS) -> None:
+        self._every_s = limits.ping_s / _SWEEPS
+        self._due: dict[Session, float] = {}
+
+    async def run(self) -> None:
+        """Until cancelled; what is due is seen to a twelfth of ``ping_s`` later at most, which is half a second."""
+        while True:
+            await trio.sleep(self._every_s)
+            now = trio.current_time()
+            for session in [session for session, at in self._due.items() if now >= at]:
+                self._due[session] = session._look(now)
+
+    @contextmanager
+    def over(self, session: Session) -> Iterator[None]:
+        """Look after this one meanwhile."""
+        self._due[session] = session._look(trio.current_time())
+        try:
+            yield
+        finally:
+            del self._due[session]
 
 
 async def turn_away(stream: trio.abc.Stream, reason: str) -> None:
@@ -324,9 +368,17 @@ async def turn_away(stream: trio.abc.Stream, reason: str) -> None:
 
 @asynccontextmanager
 async def open_session(
-    stream: trio.abc.Stream, role: Role, *, peer: str, remote: str, limits: LinkLimits = DEFAULT_LIMITS
+    stream: trio.abc.Stream,
+    role: Role,
+    *,
+    peer: str,
+    remote: str,
+    limits: LinkLimits = DEFAULT_LIMITS,
+    watch: Watch | None = None,
 ) -> AsyncIterator[Session]:
     """Run the link over ``stream`` for the length of the scope; the stream is closed at its end.
+
+    ``watch``, which somebody runs, looks after its silence; without one a task of its own does.
 
     Yields once the other end has shown that it speaks the protocol: for the control plane, that it was asked for
     the link; for the agent, that TLS was accepted. Raises :class:`PeerGone` if that does not come. However the
@@ -336,11 +388,13 @@ async def open_session(
     failure: Exception | None = None
     try:
         async with trio.open_nursery() as nursery:
-            for task in (session._read, session._write, session._watch):
+            own = () if watch is not None else (session._watch,)
+            for task in (session._read, session._write, *own):
                 nursery.start_soon(task, name=f"link {task.__name__} {remote}")
             try:
-                await session._wait_opened()
-                yield session
+                with nullcontext() if watch is None else watch.over(session):
+                    await session._wait_opened()
+                    yield session
             except Exception as error:  # noqa: BLE001 (raised again below, as itself and not in a group of one)
                 failure = error
             finally:

@@ -59,6 +59,13 @@ class TlsSocket(trio.abc.Stream):
         while rest:
             rest = rest[await self._done(lambda rest=rest: self.tls.send(rest)) :]  # type: ignore[misc]
 
+    def send_now(self, data: bytes) -> bool:
+        """Hand everything to the kernel if it takes it at once; else :meth:`send_all` must be next, with the same."""
+        try:
+            return self.tls.send(data) == len(data)
+        except (OSError, ValueError):
+            return False  # what is wrong is seen there too
+
     async def wait_send_all_might_not_block(self) -> None:
         """Wait until the kernel has room."""
         try:

@@ -90,6 +90,7 @@ class Cluster:
         self._next_serial = next_serial
         self._woken = woken
         self._rows = {row.id: row for row in nodes}
+        self._heard: dict[str, float] = {}
         self._links: dict[str, float] = {}
         self._left: dict[str, str] = {}
         self._seen: dict[str, tuple[NodeState, float]] = {}
@@ -104,6 +105,7 @@ class Cluster:
     ) -> None:
         """Become what another control plane wrote down."""
         self._rows = {row.id: row for row in nodes}
+        self._heard.clear()
         self.replicas, self._next_serial, self.unplaced, self.scales = replicas, next_serial, unplaced, scales
 
     def register(self, message: Register, now: float) -> NodeRow:
@@ -122,18 +124,18 @@ class Cluster:
         )
         self._weights.registered(row.id, message.weights)
         self._rows[row.id] = row
-        self._links[row.id] = now
+        self._links[row.id] = self._heard[row.id] = now
         self._left.pop(row.id, None)
         self._woken()
         return row
 
     def heard(self, node: str, now: float) -> None:
         """A message of any kind came from the node."""
-        self._rows[node] = evolve(self._rows[node], last_heard=now)
+        self._heard[node] = now
 
     def rediscovered(self, node: str, delta: InventoryDelta) -> NodeRow:
         """The node read its hardware again."""
-        row = self._rows[node]
+        row = self._row(node)
         self._rows[node] = evolve(row, inventory=apply(row.inventory, delta))
         self._woken()
         return self._rows[node]
@@ -146,7 +148,7 @@ class Cluster:
     def found_weights(self, node: str, found: WeightsFound) -> NodeRow:
         """The node looked at weights."""
         self._weights.answered(node, found)
-        self._rows[node] = evolve(self._rows[node], weights=self._merged(node, found))
+        self._rows[node] = evolve(self._row(node), weights=self._merged(node, found))
         self._woken()
         return self._rows[node]
 
@@ -168,7 +170,7 @@ class Cluster:
 
     def engines(self, node: str, message: EnginesChanged) -> NodeRow:
         """An engine was installed on the node."""
-        self._rows[node] = evolve(self._rows[node], engines=message.engines, installs=message.installs)
+        self._rows[node] = evolve(self._row(node), engines=message.engines, installs=message.installs)
         self._woken()
         return self._rows[node]
 
@@ -177,7 +179,7 @@ class Cluster:
 
         One more than :data:`SHARDS` is not taken in.
         """
-        row = self._rows[node]
+        row = self._row(node)
         (report,) = self._dated(node, (report,), now)
         others = tuple(r for r in row.reports if (r.shard, r.generation) != (report.shard, report.generation))
         if len(others) >= SHARDS:
@@ -216,7 +218,7 @@ class Cluster:
 
     def forgotten(self, node: str, shard: str, generation: int) -> NodeRow:
         """The node dropped its record of an ended shard."""
-        row = self._rows[node]
+        row = self._row(node)
         kept = tuple(r for r in row.reports if (r.shard, r.generation) != (shard, generation))
         self._rows[node] = evolve(row, reports=kept)
         self._woken()
@@ -227,6 +229,7 @@ class Cluster:
         self._left.pop(node, None)
         self._seen.pop(node, None)
         self.drains.pop(node, None)
+        self._heard.pop(node, None)
         known = self._rows.pop(node, None) is not None
         self._woken()
         return known
@@ -248,9 +251,9 @@ class Cluster:
         """From now on nodes can connect."""
         self._listening = now
 
-    def silent_since(self, row: NodeRow) -> float:
+    def silent_since(self, heard: float) -> float:
         """From when on a node's silence counts: not before we listened, for until then nobody could be heard."""
-        return max(row.last_heard, self._listening)
+        return max(heard, self._listening)
 
     def nodes(self) -> tuple[str, ...]:
         """Every node that ever registered."""
@@ -258,7 +261,13 @@ class Cluster:
 
     def row(self, node: str) -> NodeRow | None:
         """The node's row as it would be stored."""
-        return self._rows.get(node)
+        return self._row(node) if node in self._rows else None
+
+    def _row(self, node: str) -> NodeRow:
+        """With when it was heard last: that alone is news of a thousand nodes every few seconds."""
+        row = self._rows[node]
+        heard = self._heard.get(node, row.last_heard)
+        return row if heard == row.last_heard else evolve(row, last_heard=heard)
 
     def use_settings(self, settings: Settings, revision: int | None = None) -> None:
         """New settings hold from the next pass on. ``revision`` is theirs; without one that of the ones before."""
@@ -272,7 +281,7 @@ class Cluster:
 
     def settings_said(self, node: str, said: SettingsApplied | None) -> NodeRow:
         """The node said how it stands to its settings; with ``None`` that it does not know what that is."""
-        row = self._rows[node]
+        row = self._row(node)
         now = SettingsSaid(ignored=True) if said is None else applied(row.settings, said)
         self._rows[node] = evolve(row, settings=now)
         return self._rows[node]
@@ -368,7 +377,8 @@ class Cluster:
         return tuple(changed)
 
     def _node(self, row: NodeRow, now: float) -> Node:
-        seen = node_state(self.silent_since(row), now, self.settings.liveness)
+        heard = self._heard.get(row.id, row.last_heard)
+        seen = node_state(self.silent_since(heard), now, self.settings.liveness)
         reason = seen.reason
         if not self.linked(row.id) and (why := self._left.get(row.id)):
             reason = f"{reason}; the link ended: {why}"
@@ -384,7 +394,7 @@ class Cluster:
             engines=row.engines,
             reports=row.reports,
             version=row.version,
-            heard=row.last_heard,
+            heard=heard,
             labels=rules.labels,
             taints=rules.taints,
             weights=row.weights,

@@ -178,7 +178,7 @@ class Reconciler:
         self._cluster.stuck = ""
         self._decided, self._brake = decided, outcome.brake
         self._cluster.apply(outcome)
-        self._publish(now)
+        self._publish(now, state if not changed and outcome.scales == state.scales else None)
         for by_node in (
             messages(outcome.commands, self._cluster.id, self._cluster.epoch, self._cluster.settings.weights),
             forgets(state, outcome, self._cluster.epoch),
@@ -189,15 +189,14 @@ class Reconciler:
         if outcome.wake_at is not None:
             due.append(outcome.wake_at)
         liveness = self._cluster.settings.liveness
-        for node in state.nodes:
-            row = self._cluster.row(node.id)
-            if row is not None and (at := next_change(self._cluster.silent_since(row), now, liveness)) is not None:
-                due.append(at)
+        changes = (next_change(self._cluster.silent_since(node.heard), now, liveness) for node in state.nodes)
+        due.extend(at for at in changes if at is not None)
         self._metrics.observe_pass(self._clock() - now, state, outcome)
         return max(min(due), now + 0.05)
 
-    def _publish(self, now: float) -> None:
-        state = self._cluster.state(now)
+    def _publish(self, now: float, state: ClusterState | None = None) -> None:
+        """Push what follows from ``state``, or from a new picture where that one may not hold any more."""
+        state = state or self._cluster.state(now)
         views = {view.name: view for view in model_views(state, self._cluster.unplaced, now)}
         new = table(self._cluster.settings, state, views, self._created, self._table)
         if new is not self._table:
