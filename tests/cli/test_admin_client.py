@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -84,6 +85,10 @@ async def away(work: Callable[[], Any]) -> Any:
     return await trio.to_thread.run_sync(work)
 
 
+def lines(client: AdminClient) -> list[Any]:
+    return list(client.lines("whoami"))
+
+
 async def refused(client: AdminClient, path: str = RELEASE) -> Refused:
     with pytest.raises(Refused) as said:
         await away(lambda: client.post(path, {}))
@@ -101,7 +106,7 @@ async def test_over_tls_the_leader_is_asked_with_the_same_credentials(tmp_path: 
             told = await refused(client)
             assert (told.status, told.thing) == (409, f"admin API at localhost:{planes.other}"), told
             # A stream is opened in the same way as all else.
-            (who,) = await away(lambda client=client: list(client.lines("whoami")))
+            (who,) = await away(partial(lines, client))
             assert who["role"] in ("admin", "operator")
         with pytest.raises(PeerError, match="not trusted"):
             await away(lambda: planes.client(Path(str(made(tmp_path / "other").ca))).get("whoami"))

@@ -142,9 +142,9 @@ def planes(prepared: System, server: Postgresql) -> Iterator[tuple[System, Plane
     )
     try:
         one.start()
-        until(made, "the first to lead", lambda: one.leads)
+        until(made, "the first to lead", lambda: one.leads, 60)
         two.start()
-        until(made, "the second to follow", lambda: two.follows)
+        until(made, "the second to follow", lambda: two.follows, 60)
         prepared.run.start_agent()
         until(made, "every replica", lambda: ready(one), 40)
         yield prepared, one, two
