@@ -14,7 +14,7 @@ from pathlib import Path
 import trio
 
 from llmgw.agent import records
-from llmgw.durable import content, regular
+from llmgw.durable import regular
 from llmgw.errors import OperatorError, PeerError
 from llmgw.link.messages import LogChunk, StopTail, TailLog
 from llmgw.link.plain import plain
@@ -60,6 +60,7 @@ class FollowedLog:
         self._at = 0
         self._mark = b""
         self._rest = b""
+        self._cut_is = _which(self._older)
         self.skipped = 0
 
     def last(self, lines: int) -> list[bytes]:
@@ -67,14 +68,16 @@ class FollowedLog:
         data = self._read(max(0, self._size() - _BEHIND_BYTES))
         if data.count(b"\n") < lines:
             with contextlib.suppress(OSError):
-                data = content(self._older)[-_BEHIND_BYTES:] + data
+                data = _tail(self._older, _BEHIND_BYTES) + data
         *whole, self._rest = _cut(data)
         return whole[-lines:] if lines else []
 
     def more(self) -> list[bytes]:
         """What was completed since the last look."""
         data = b""
-        if self._size() < self._at:
+        # By its size alone a log that was cut and has grown again would look like one that was not.
+        if (last_cut := _which(self._older)) != self._cut_is or self._size() < self._at:
+            self._cut_is = last_cut
             data = self._missed()
             self._at, self._mark = 0, b""
         if (beyond := self._size() - self._at - _BEHIND_BYTES) > 0:
@@ -93,23 +96,26 @@ class FollowedLog:
         return [rest] if rest.strip() else []
 
     def _missed(self) -> bytes:
-        """What was written between the last look and the cut: it is in the older part, behind what was read last."""
-        try:
-            older = content(self._older)
-        except OSError:
-            older = b""
+        """What was written between the last look and the cut: it is in the older part, behind what was read last.
+
+        What of it is not to be had any more, or is beyond the bound, is counted.
+        """
+        older = _tail(self._older, 2 * _BEHIND_BYTES)
         at = older.rfind(self._mark) if self._mark else -1
         if at < 0:
+            # Where it ended is not in sight: everything from there on, as far as that can be told.
             self._rest = b""
-            self.skipped += 1
-            return b""
-        return older[at + len(self._mark) :][-_BEHIND_BYTES:]
+            missed, found = max(1, _size_of(self._older) - self._at), b""
+        else:
+            found = older[at + len(self._mark) :]
+            missed = max(0, len(found) - _BEHIND_BYTES)
+            if missed:
+                found, self._rest = found[-_BEHIND_BYTES:], b""
+        self.skipped += missed
+        return found
 
     def _size(self) -> int:
-        try:
-            return self._path.stat().st_size
-        except OSError:
-            return 0
+        return _size_of(self._path)
 
     def _read(self, at: int) -> bytes:
         try:
@@ -121,6 +127,32 @@ class FollowedLog:
         self._at = at + len(data)
         self._mark = (self._mark + data)[-_MARK_BYTES:]
         return data
+
+
+def _size_of(path: Path) -> int:
+    try:
+        return path.stat().st_size
+    except OSError:
+        return 0
+
+
+def _which(path: Path) -> tuple[int, int] | None:
+    """What tells this file from another one under the same name."""
+    try:
+        found = path.stat()
+    except OSError:
+        return None
+    return found.st_ino, found.st_mtime_ns
+
+
+def _tail(path: Path, most: int) -> bytes:
+    """The end of a file that may be large; nothing of one that is not there."""
+    try:
+        with regular(path) as file:
+            file.seek(max(0, _size_of(path) - most))
+            return file.read(most)
+    except OSError:
+        return b""
 
 
 def _cut(data: bytes) -> list[bytes]:

@@ -27,7 +27,7 @@ _STREAM_S = 20.0
 """Of a stream something comes every few seconds."""
 _SAVING_S = 60.0
 _CHUNK = 256 * 1024
-_NOT_LEADER = 421
+_UNKNOWN, _NOT_LEADER = 401, 421
 _DEFAULT_CONFIGS = (Path("server.yaml"), Path("/etc/llmgw/server.yaml"))
 
 
@@ -107,6 +107,13 @@ class AdminClient:
                 return
             leader = self._leader(answer.read())
         with leader._opened(method, path, body, timeout_s) as answer:
+            if answer.status == _UNKNOWN:
+                said = json.loads(answer.read()) if answer.getheader("content-type") == "application/json" else None
+                raise Refused(self.name, _NOT_LEADER, said, {
+                    "reason": f"it does not lead, and {leader.host}:{leader.port}, which does, does not know who asks",
+                    "remedy": "ask the one that does with its own token, or with one of llmgw ctl admin-token create, "
+                    "which all of them know",
+                })  # fmt: skip
             yield leader, answer
 
     @contextmanager

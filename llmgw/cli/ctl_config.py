@@ -15,12 +15,13 @@ import click
 
 from llmgw.cli.admin_client import AdminClient, Refused, client_of
 from llmgw.cli.ctl import command
-from llmgw.cli.settings_words import say_check, say_diff, say_faults, say_file, say_stale, text_diff
+from llmgw.cli.settings_words import say_check, say_diff, say_faults, say_file, say_stale
 from llmgw.cli.terminal import ago, echo, echo_json, table
 from llmgw.errors import OperatorError, PeerError
 from llmgw.link.keyfile import replace
 from llmgw.settings.edit import Set, Unset, edited, get
 from llmgw.settings.faults import ConfigError, dotted
+from llmgw.settings.text_diff import text_diff
 from llmgw.settings.yaml_text import block
 from llmgw.store.files import read_text
 

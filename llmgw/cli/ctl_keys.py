@@ -167,7 +167,11 @@ def keys() -> None:
 @_as_json
 @click.pass_context
 def create(ctx: click.Context, /, as_json: bool, **given: Any) -> None:
-    """Make a key. Its token is printed once; the store has only its SHA-256."""
+    """Make a key. Its token is printed once; the store has only its SHA-256.
+
+    --rpm, --tpm and --concurrent are counted by each control plane for itself: where several route, a key can have as
+    many times as much. Budgets are the whole cluster's.
+    """
     _done(client_of(ctx).post("keys", _body(given)), as_json, "made")
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 import sys
 from typing import Any
 
@@ -80,8 +79,3 @@ def say_diff(lines: list[str]) -> None:
     colours = {"+": "green", "-": "red", "@": "cyan"}
     for line in lines:
         echo(line, fg=colours.get(line[:1]) if sys.stdout.isatty() else None)
-
-
-def text_diff(before: str, after: str, old: str, new: str) -> list[str]:
-    """A unified diff of two texts with these names."""
-    return list(difflib.unified_diff(before.splitlines(), after.splitlines(), old, new, lineterm=""))

@@ -106,6 +106,9 @@ def _fate(row: Replica, state: ClusterState, outcome: Outcome) -> Fate:
     if new is not None and new.other is not None and new.other == new.profile:
         reason = "drained, stopped, and started anew on the same devices"
         return Fate(row.id, row.model, "restarts", reason)
+    if new is not None and new.other is not None:
+        reason = f"drained and stopped; once it has ended a place is looked for with profile {new.other.name}"
+        return Fate(row.id, row.model, "stops", reason)
     return _stopped(row, state, outcome)
 
 

@@ -23,7 +23,9 @@ def clear(pass_: Working, model: Model) -> None:
     """
     for row in pass_.of_model(model.name):
         order = pass_.order(row)
-        if order is not None and order.kind is OrderKind.STOP and _told(pass_, row):
+        if row.goal is not Goal.RUN and row.other == row.profile and pass_.drained(row) is not None:
+            pass_.put(evolve(row, other=None))  # it was to start anew here: it is replaced elsewhere
+        elif order is not None and order.kind is OrderKind.STOP and _told(pass_, row):
             _go(pass_, row, str(order))
         elif (node := _leaves(pass_, row)) is None or node.drained is None:
             continue

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 from collections.abc import Callable
 from functools import partial
 from typing import Any, Protocol
@@ -20,6 +19,7 @@ from llmgw.settings.difference import affected, differences
 from llmgw.settings.document import Settings
 from llmgw.settings.faults import ConfigError
 from llmgw.settings.merge3 import Merge, merge, merged
+from llmgw.settings.text_diff import text_diff
 from llmgw.store.api import SettingsRevision, StaleBase
 from llmgw.web import planning
 from llmgw.web.audit import number
@@ -87,13 +87,8 @@ def revision_view(row: SettingsRevision, *, text: bool = False) -> Json:
     return shown | ({"text": row.text} if text else {})
 
 
-def text_diff(before: SettingsRevision, after: str, name: str) -> list[str]:
-    """The lines of a unified diff."""
-    return list(
-        difflib.unified_diff(
-            before.text.splitlines(), after.splitlines(), f"revision {before.revision}", name, lineterm=""
-        )
-    )
+async def _text_diff(before: SettingsRevision, after: str, name: str) -> list[str]:
+    return await trio.to_thread.run_sync(text_diff, before.text, after, f"revision {before.revision}", name)
 
 
 def settings_routes(book: Book, source: Source, guarded: Guard) -> list[Route]:
@@ -115,7 +110,7 @@ def settings_routes(book: Book, source: Source, guarded: Guard) -> list[Route]:
         return {
             "from": revision_view(before), "to": revision_view(after),
             "differences": await _differences(book, before.text, after.text),
-            "text": text_diff(before, after.text, f"revision {after.revision}"),
+            "text": await _text_diff(before, after.text, f"revision {after.revision}"),
         }  # fmt: skip
 
     async def check(request: Request) -> Any:
@@ -129,7 +124,7 @@ def settings_routes(book: Book, source: Source, guarded: Guard) -> list[Route]:
         return {
             "ok": True, "faults": [], "revision": base.revision,
             "differences": [str(d) for d in differences(book.settings, after)],
-            "text": text_diff(base, asked.text, "this"),
+            "text": await _text_diff(base, asked.text, "this"),
             "models": list(models), "nodes": list(nodes),
             "plan": await planned(asked.text),
         }  # fmt: skip

@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -66,13 +67,14 @@ def made(folder: Path) -> AdminTls:
 
 
 @asynccontextmanager
-async def two(first: AdminTls | None = None, second: AdminTls | None = None) -> AsyncIterator[Two]:
+async def two(first: AdminTls | None = None, second: AdminTls | None = None, token: str = TOKEN) -> AsyncIterator[Two]:
     async with trio.open_nursery() as nursery:
         planes, ports = (Plane(), Plane()), []
         for plane, tls in zip(planes, (first, second), strict=True):
             listener = listen(Address("127.0.0.1", 0))
             ports.append(listener.getsockname()[1])
-            served = app(plane, Access(TOKEN, trust_domain=DOMAIN, clock=time.time))
+            known = token if plane is planes[1] else TOKEN
+            served = app(plane, Access(known, trust_domain=DOMAIN, clock=time.time))
             await nursery.start(serve, served, listener, None if tls is None else AdminTlsContext(tls))
         planes[0].leader = f"{'127.0.0.1' if second is None else 'localhost'}:{ports[1]}"
         yield Two(*planes, *ports)
@@ -81,6 +83,10 @@ async def two(first: AdminTls | None = None, second: AdminTls | None = None) -> 
 
 async def away(work: Callable[[], Any]) -> Any:
     return await trio.to_thread.run_sync(work)
+
+
+def lines(client: AdminClient) -> list[Any]:
+    return list(client.lines("whoami"))
 
 
 async def refused(client: AdminClient, path: str = RELEASE) -> Refused:
@@ -100,7 +106,7 @@ async def test_over_tls_the_leader_is_asked_with_the_same_credentials(tmp_path: 
             told = await refused(client)
             assert (told.status, told.thing) == (409, f"admin API at localhost:{planes.other}"), told
             # A stream is opened in the same way as all else.
-            (who,) = await away(lambda client=client: list(client.lines("whoami")))
+            (who,) = await away(partial(lines, client))
             assert who["role"] in ("admin", "operator")
         with pytest.raises(PeerError, match="not trusted"):
             await away(lambda: planes.client(Path(str(made(tmp_path / "other").ca))).get("whoami"))
@@ -141,3 +147,6 @@ async def test_in_plain_text_only_this_machine_gets_a_token_and_there_is_one_ste
         told = await refused(client)
         assert (told.status, planes.two.asked) == (421, 2), "it is asked once, and sends nobody further"
         assert f"127.0.0.1:{planes.port}" in str(told)
+    async with two(token="llmgw_admin_other") as planes:
+        told = await refused(planes.client())
+        assert (told.status, "which does, does not know who asks" in str(told)) == (421, True), told

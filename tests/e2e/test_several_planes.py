@@ -143,9 +143,9 @@ def planes(prepared: System, server: Postgresql) -> Iterator[tuple[System, Plane
     )
     try:
         one.start()
-        until(made, "the first to lead", lambda: one.leads)
+        until(made, "the first to lead", lambda: one.leads, 60)
         two.start()
-        until(made, "the second to follow", lambda: two.follows)
+        until(made, "the second to follow", lambda: two.follows, 60)
         prepared.run.start_agent()
         until(made, "every replica", lambda: ready(one), 40)
         yield prepared, one, two
@@ -200,7 +200,15 @@ def test_both_route_one_leads_and_the_other_takes_over(planes: tuple[System, Pla
     assert said["leader"] == f"127.0.0.1:{one.admin}"
     refused = llmgw("ctl", "--config", str(two.yaml), "keys", "create", "--name", "k")
     assert refused.returncode == 2
-    assert f"ask the one that does, at 127.0.0.1:{one.admin}" in refused.stderr
+    assert f"127.0.0.1:{one.admin}, which does, does not know who asks" in refused.stderr
+    # A token that all of them know gets there by itself.
+    made = llmgw("ctl", "--config", str(one.yaml), "admin-token", "create", "ada", "--role", "operator", "--json")
+    token = two.folder / "ada.token"
+    token.touch(0o600)
+    token.write_text(json.loads(made.stdout)["token"])
+    followed = llmgw("ctl", "--admin", f"http://127.0.0.1:{two.admin}", "--token-file", str(token),
+                     "keys", "create", "--name", "k")  # fmt: skip
+    assert followed.returncode == 0, followed.stderr
     assert "demo-node" in llmgw("ctl", "--config", str(two.yaml), "nodes").stdout
 
     # A stop hands over at once; streams through either router go on where they can.

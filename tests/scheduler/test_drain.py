@@ -8,6 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from llmgw.scheduler.decide import decide
+from llmgw.scheduler.drains import drain_effect
 from llmgw.scheduler.explain import DecisionKind, StartCommand
 from llmgw.scheduler.orders import Drained, Order, OrderKind
 from llmgw.scheduler.state import ClusterState, Goal, NodeState, Replica, ShardState
@@ -235,6 +236,24 @@ def test_else_it_starts_anew_where_it_is(why: str) -> None:
     done = settled(ordered(state, old), NOW + 100)
     assert [(r.id, r.generation, r.shards, r.other) for r in done.replicas] == [("m-100", 2, old.shards, None)]
     assert ready_of(done, "m") == 1
+
+
+@pytest.mark.parametrize("nodes", [1, 2])
+def test_what_starts_anew_on_a_node_that_is_drained_meanwhile_goes_elsewhere(nodes: int) -> None:
+    state = running(nodes, 1, evolve(model(), update=Update.REPLACE))
+    (old,) = state.replicas
+    state = evolve(obey(state, decide(ordered(state, old), NOW + 100)), orders={})
+    assert state.replicas[0].other == state.replicas[0].profile
+    (fate,) = drain_effect(state, "n0", BY, NOW + 101).fates
+    assert (fate.word, fate.to) == ("stops", ("n1",) if nodes == 2 else ())
+    assert ("m-101 takes its place on n1" if nodes == 2 else "replaced once there is room") in fate.reason
+    there = decide(drained(state, "n0"), NOW + 102)
+    assert [u.model for u in there.unplaced] == ([] if nodes == 2 else ["m"])
+    assert places(settled(drained(state, "n0"), NOW + 102)) == (["n1"] if nodes == 2 else [])
+    # Another profile has no place yet, and is no reason to say that none is wanted.
+    changing = evolve(state.replicas[0], other=evolve(state.replicas[0].profile, name="q"))
+    (fate,) = drain_effect(evolve(state, replicas=(changing,)), "n0", BY, NOW + 101).fates
+    assert "a place is looked for with profile q" in fate.reason
 
 
 def test_a_restart_whose_replacement_does_not_come_up_is_given_up() -> None:
