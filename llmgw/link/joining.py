@@ -36,9 +36,7 @@ Welcome = Callable[[Join, str], Awaitable[Joined | Refused]]
 """Decides about a request from an address."""
 
 
-async def answer(
-    stream: trio.abc.Stream, remote: str, bundle: str, welcome: Welcome, within_s: float = WITHIN_S
-) -> None:
+async def answer(stream: TlsStream, remote: str, bundle: str, welcome: Welcome, within_s: float = WITHIN_S) -> None:
     """Control plane: take one request over a connection whose handshake is done, answer it, and hang up.
 
     Raises :class:`PeerGone`. Bounded by ``within_s`` and :data:`REQUEST_BYTES`, whatever the other end does.
@@ -154,7 +152,7 @@ def certificate_fault(
     return None
 
 
-async def _send(stream: trio.abc.Stream, thing: str, message: Message) -> None:
+async def _send(stream: TlsStream, thing: str, message: Message) -> None:
     try:
         await stream.send_all(encode(message))
     except trio.BrokenResourceError as broken:
@@ -162,7 +160,7 @@ async def _send(stream: trio.abc.Stream, thing: str, message: Message) -> None:
 
 
 async def _receive(
-    stream: trio.abc.Stream, thing: str, known: Mapping[str, type[JoinMessage]], most_bytes: int
+    stream: TlsStream, thing: str, known: Mapping[str, type[JoinMessage]], most_bytes: int
 ) -> Message | Unknown:
     buffer = MessageBuffer(most_bytes)
     try:
@@ -178,7 +176,7 @@ async def _receive(
         raise PeerGone(thing, explain(broken)) from broken
 
 
-async def _close(stream: trio.abc.Stream) -> None:
+async def _close(stream: TlsStream) -> None:
     """See that the answer has gone out before the connection does: the other end hangs up when it has it."""
     try:
         while await stream.receive_some(4096):

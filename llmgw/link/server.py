@@ -5,11 +5,10 @@ Whoever offers the protocol for joining is answered by :mod:`llmgw.link.joining`
 
 from __future__ import annotations
 
-import ssl
 import time
 from collections import Counter
 from collections.abc import Awaitable, Callable
-from contextlib import AsyncExitStack, closing
+from contextlib import AsyncExitStack
 from functools import partial
 from typing import TypeVar
 
@@ -37,8 +36,7 @@ from llmgw.link.protocol import DEFAULT_LIMITS, LinkLimits, Role
 from llmgw.link.renewal import RENEWAL
 from llmgw.link.session import Session, Watch, open_session, turn_away
 from llmgw.link.tcp import bound_unacknowledged
-from llmgw.link.tls import JOIN_ALPN, TlsError, explain, handshake, verified_chain
-from llmgw.link.tls_socket import TlsSocket
+from llmgw.link.tls import JOIN_ALPN, TlsError, TlsStream, handshake, verified_chain
 from llmgw.link.trust import Trust, TrustFiles
 from llmgw.settings.daemon import Address, LinkListener
 from llmgw.telemetry.logging import logger
@@ -165,14 +163,13 @@ class _Doors:
         wants = await _within(by, f"agent at {remote}", self._handshake_s, partial(_wants, transport, turn))
         join = self._gate.join
         if trust.joining is None or join is None or JOIN_ALPN.encode() not in wants:
-            thing = f"agent at {remote}"
-            with closing(_tls(transport, trust.link, thing)) as stream:
-                await handshake(stream, thing, by - trio.current_time())
-                if (reason := self._crowd.too_many(remote)) is not None:
-                    _log.warning("agent turned away", remote=remote, reason=reason)
-                    await turn_away(stream, reason)
-                    return
-                await self._agent(stream, remote)
+            stream: TlsStream = trio.SSLStream(transport, trust.link, server_side=True)
+            await handshake(stream, f"agent at {remote}", by - trio.current_time())
+            if (reason := self._crowd.too_many(remote)) is not None:
+                _log.warning("agent turned away", remote=remote, reason=reason)
+                await turn_away(stream, reason)
+                return
+            await self._agent(stream, remote)
             return
         thing = f"somebody who wants to join at {remote}"
         host = _host(remote)
@@ -182,9 +179,9 @@ class _Doors:
             )
         self._joining[host] += 1
         try:
-            with closing(_tls(transport, trust.joining, thing)) as stream:
-                await handshake(stream, thing, by - trio.current_time(), JOIN_ALPN)
-                await joining.answer(stream, remote, trust.bundle_pem, partial(self._join, join))
+            stream = trio.SSLStream(transport, trust.joining, server_side=True)
+            await handshake(stream, thing, by - trio.current_time(), JOIN_ALPN)
+            await joining.answer(stream, remote, trust.bundle_pem, partial(self._join, join))
         finally:
             self._joining[host] -= 1
             self._joining += Counter()  # drops those that are 0
@@ -199,7 +196,7 @@ class _Doors:
             self._attempts.failed(host, trio.current_time())
         return answered
 
-    async def _agent(self, stream: TlsSocket, remote: str) -> None:
+    async def _agent(self, stream: TlsStream, remote: str) -> None:
         rules = self._gate.rules()
         chain = identity.read_chain(verified_chain(stream))
         node = identity.identity(chain[0], identity.node_uri(rules.trust_domain, "")) or ""
@@ -259,13 +256,6 @@ async def _wants(transport: trio.SocketStream, turn: trio.Semaphore) -> tuple[by
     async with turn:
         await trio.lowlevel.checkpoint()
     return wants
-
-
-def _tls(transport: trio.SocketStream, context: ssl.SSLContext, thing: str) -> TlsSocket:
-    try:
-        return TlsSocket(transport, context)
-    except trio.BrokenResourceError as broken:
-        raise TlsError(thing, explain(broken)) from broken
 
 
 async def _within(by: float, thing: str, within_s: float, work: Callable[[], Awaitable[_Kind]]) -> _Kind:

@@ -18,7 +18,6 @@ from llmgw.link.identity import Certificate
 from llmgw.link.messages import Message, Refused
 from llmgw.link.protocol import DEFAULT_LIMITS, LinkLimits, LinkProtocol, Role
 from llmgw.link.tls import alert, explain
-from llmgw.link.tls_socket import TlsSocket
 
 _READ_BYTES = 65536
 # Ending a session takes the sum of these at most.
@@ -83,7 +82,6 @@ class Session:
         self._to_write = trio.lowlevel.ParkingLot()
         self._writer_gone = trio.Event()
         self._write_is_whole = True
-        self._unwritten = b""
         self._alert: str | None = None
         self._heard = trio.lowlevel.ParkingLot()
         self._pace = Pace(trio.current_time())
@@ -104,7 +102,7 @@ class Session:
             self.close(f"the other end took nothing for {self._limits.send_s:g} s")
             raise self._failure()
         self._protocol.send(message, trio.current_time())
-        self._push()
+        self._to_write.unpark_all()
 
     async def receive(self) -> Message | Unknown:
         """The next message; a cancelled call has taken none. Answer ``Unknown`` with ``NotUnderstood``.
@@ -181,7 +179,7 @@ class Session:
         if now >= self._asked_until:
             self._asked_until = now + _ASKED_S
             self._protocol.ask(now)
-            self._push()
+            self._to_write.unpark_all()
         until = now + within_s
         while self._protocol.ended is None:
             with trio.move_on_at(until):
@@ -198,7 +196,7 @@ class Session:
         if not self._protocol.room:
             return False
         self._protocol.send(message, trio.current_time())
-        self._push()
+        self._to_write.unpark_all()
         return True
 
     async def refuse(self, refused: Refused) -> None:
@@ -207,7 +205,7 @@ class Session:
         Takes a second at most. The session is of no use afterwards.
         """
         self._protocol.refuse(refused)
-        self._push()
+        self._to_write.unpark_all()
         with trio.move_on_after(_REFUSAL_S):
             await trio.lowlevel.checkpoint()
             while self._protocol.ended is None:
@@ -236,18 +234,7 @@ class Session:
         if self._protocol.ended is not None or self._protocol.room:
             self._room.unpark_all()
         if self._protocol.ended is not None or self._protocol.to_write:
-            self._push()
-
-    def _push(self) -> None:
-        """Have written what there is to write: at once if the writer is idle and the kernel takes it, else by it."""
-        if self._to_write and self._protocol.ended is None and isinstance(self._stream, TlsSocket):
-            if (data := self._protocol.data_to_send()) and not self._stream.send_now(data):
-                self._unwritten = data
-            elif not self._protocol.to_write:
-                if self._protocol.room:
-                    self._room.unpark_all()
-                return
-        self._to_write.unpark_all()
+            self._to_write.unpark_all()
 
     async def _wait_opened(self) -> None:
         await trio.lowlevel.checkpoint()
@@ -293,13 +280,13 @@ class Session:
     async def _write_until_end(self) -> None:
         await trio.lowlevel.checkpoint()
         while True:
-            while not (data := self._unwritten or self._protocol.data_to_send()):
+            while not (data := self._protocol.data_to_send()):
                 if self._protocol.ended is not None:
                     return
                 await self._to_write.park()
             self._write_is_whole = False
             await self._stream.send_all(data)
-            self._write_is_whole, self._unwritten = True, b""
+            self._write_is_whole = True
             if self._protocol.room or self._protocol.ended is not None:
                 self._room.unpark_all()
 
@@ -323,7 +310,7 @@ class Session:
     async def _say_goodbye(self) -> None:
         """Write what is left. A writer that was cancelled in the middle of a write leaves nothing to say."""
         await self._writer_gone.wait()
-        if self._write_is_whole and not self._unwritten and (rest := self._protocol.data_to_send()):
+        if self._write_is_whole and (rest := self._protocol.data_to_send()):
             with contextlib.suppress(trio.BrokenResourceError):
                 await self._stream.send_all(rest)
 

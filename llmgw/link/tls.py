@@ -11,7 +11,6 @@ import trio
 
 from llmgw.errors import OperatorError, PeerError
 from llmgw.link import keyfile
-from llmgw.link.tls_socket import TlsSocket
 from llmgw.settings.daemon import TlsFiles
 
 ALPN = "h2"
@@ -20,10 +19,6 @@ JOIN_ALPN = "llmgw-join/1"
 
 _NO_CHECK_TIME = 0x200000
 """``X509_V_FLAG_NO_CHECK_TIME`` of OpenSSL's x509_vfy.h; Python passes flags that it has no name for."""
-
-_CUT_IS_NO_FAULT = ssl.OP_IGNORE_UNEXPECTED_EOF
-"""OpenSSL would answer a connection that just ends with the alert 'decode error', which agents take for a refusal.
-HTTP/2 sees for itself what is missing."""
 
 _ALERT_S = 1.0
 
@@ -50,7 +45,6 @@ def server_context(files: TlsFiles) -> ssl.SSLContext:
     context.verify_mode = ssl.CERT_REQUIRED
     context.verify_flags |= ssl.VerifyFlags(_NO_CHECK_TIME)
     context.num_tickets = 0  # a resumed session would not be checked against the certificate again
-    context.options |= _CUT_IS_NO_FAULT
     return context
 
 
@@ -72,7 +66,6 @@ def joining_server_context(files: TlsFiles) -> ssl.SSLContext:
     _load(context, files)
     context.set_alpn_protocols([JOIN_ALPN])
     context.num_tickets = 0
-    context.options |= _CUT_IS_NO_FAULT
     return context
 
 
@@ -116,7 +109,7 @@ def _load(context: ssl.SSLContext, files: TlsFiles) -> None:
         raise OperatorError(files.certificate, reason) from cause
 
 
-async def handshake(stream: TlsStream | TlsSocket, thing: str, within_s: float, alpn: str = ALPN) -> None:
+async def handshake(stream: TlsStream, thing: str, within_s: float, alpn: str = ALPN) -> None:
     """Shake hands, or raise :class:`TlsError` about ``thing`` after telling the other end why.
 
     Cancelled or failed, the stream is of no further use; the caller closes it.
@@ -131,11 +124,7 @@ async def handshake(stream: TlsStream | TlsSocket, thing: str, within_s: float, 
     except trio.BrokenResourceError as cause:
         broke = cause
     if broke is not None:
-        if isinstance(stream, TlsSocket):
-            with trio.move_on_after(_ALERT_S):
-                await stream.see_alert_off()
-        else:
-            await deliver_alert(stream)
+        await deliver_alert(stream)
         raise TlsError(thing, explain(broke), alert=alert(broke)) from broke
     if stream.selected_alpn_protocol() == alpn:
         return
@@ -161,14 +150,14 @@ async def deliver_alert(stream: TlsStream) -> None:
             pass
 
 
-def verified_chain(stream: TlsStream | TlsSocket) -> tuple[bytes, ...]:
+def verified_chain(stream: TlsStream) -> tuple[bytes, ...]:
     """The other end's chain as OpenSSL verified it, in DER: leaf first, trust anchor last."""
-    tls = stream.tls if isinstance(stream, TlsSocket) else stream._ssl_object
+    tls = stream._ssl_object
     if sys.version_info >= (3, 13):
         return tuple(tls.get_verified_chain())
     import _ssl  # the same call, before it had a public name
 
-    return tuple(c.public_bytes(_ssl.ENCODING_DER) for c in tls._sslobj.get_verified_chain())  # type: ignore[union-attr]
+    return tuple(c.public_bytes(_ssl.ENCODING_DER) for c in tls._sslobj.get_verified_chain())  # type: ignore[attr-defined]
 
 
 def alert(broken: trio.BrokenResourceError) -> str | None:

@@ -431,9 +431,9 @@ class Counting:
         self._context = context
         self._turns = turns
 
-    def wrap_socket(self, *args: Any, **kwargs: Any) -> ssl.SSLSocket:
+    def wrap_bio(self, *args: Any, **kwargs: Any) -> ssl.SSLObject:
         self._turns.begun[-1] += 1
-        return self._context.wrap_socket(*args, **kwargs)
+        return self._context.wrap_bio(*args, **kwargs)
 
 
 class Turns(trio.abc.Instrument):
