@@ -104,7 +104,7 @@ async def test_an_end_of_the_connection_is_noticed_at_once(pki: Pki, fault: Call
 
 async def test_a_slow_network_is_no_dead_one(pki: Pki) -> None:
     async with through_a_proxy(pki) as ends:
-        ends.proxy.delay_s = 0.2
+        ends.proxy.delay_s = 0.15  # there and back is less than what silence_s is more than ping_s
         for number in range(4):
             await ends.session.send(Heartbeat(number))
             await trio.sleep(0.25)
