@@ -35,7 +35,7 @@ from llmgw.link.messages import (
 from llmgw.link.protocol import DEFAULT_LIMITS, LinkLimits, Role
 from llmgw.link.renewal import RENEWAL
 from llmgw.link.session import Session, Watch, open_session, turn_away
-from llmgw.link.tcp import bound_unacknowledged
+from llmgw.link.tcp import Metered, bound_unacknowledged
 from llmgw.link.tls import JOIN_ALPN, TlsError, TlsStream, handshake, verified_chain
 from llmgw.link.trust import Trust, TrustFiles
 from llmgw.settings.daemon import Address, LinkListener
@@ -49,6 +49,9 @@ _Kind = TypeVar("_Kind")
 _HANDSHAKES_PER_TURN = 8
 """Handshakes begun in one turn of the event loop. Beginning is what costs: a thousand at once stall it for 0.3 s.
 An agent that stalls later in its handshake keeps nobody else out."""
+
+_FAILURES, _FAILED_S = 20, 1.0
+"""From so many failed handshakes a second on, an address gets the place of each back only after this time (seconds)."""
 
 _BACKLOG = 1024
 _HANG_UP_S = 2.0
@@ -113,6 +116,19 @@ async def serve(
         for opened in sockets:
             stack.push_async_exit(opened)
 
+        failures = Attempts(_FAILURES, 1.0)
+
+        async def served(transport: trio.SocketStream, remote: str) -> None:
+            try:
+                await doors.open(transport, remote, turn)
+            except PeerError as ended:
+                _log.warning("connection not served", remote=remote, reason=ended.reason)
+                if isinstance(ended, TlsError):
+                    # It is told why by now. Who goes on like this finds its place among its address's still taken.
+                    failures.failed(_host(remote), trio.current_time())
+                    if failures.wait_s(_host(remote), trio.current_time()) > 0:
+                        await trio.sleep(_FAILED_S)
+
         async def accept(transport: trio.SocketStream) -> None:
             remote = _remote(transport)
             bound_unacknowledged(transport, limits.silence_s)
@@ -121,9 +137,7 @@ async def serve(
                     return
                 try:
                     with crowd.one_more(remote):
-                        await doors.open(transport, remote, turn)
-                except PeerError as ended:
-                    _log.warning("connection not served", remote=remote, reason=ended.reason)
+                        await served(transport, remote)
                 except Exception:  # noqa: BLE001
                     # The listener serves all other nodes too: one connection's fault is written down and ends it.
                     _log.exception("connection failed", remote=remote)
@@ -163,7 +177,7 @@ class _Doors:
         wants = await _within(by, f"agent at {remote}", self._handshake_s, partial(_wants, transport, turn))
         join = self._gate.join
         if trust.joining is None or join is None or JOIN_ALPN.encode() not in wants:
-            stream: TlsStream = trio.SSLStream(transport, trust.link, server_side=True)
+            stream: TlsStream = trio.SSLStream(Metered(transport), trust.link, server_side=True)
             await handshake(stream, f"agent at {remote}", by - trio.current_time())
             if (reason := self._crowd.too_many(remote)) is not None:
                 _log.warning("agent turned away", remote=remote, reason=reason)
@@ -179,7 +193,7 @@ class _Doors:
             )
         self._joining[host] += 1
         try:
-            stream = trio.SSLStream(transport, trust.joining, server_side=True)
+            stream = trio.SSLStream(Metered(transport), trust.joining, server_side=True)
             await handshake(stream, thing, by - trio.current_time(), JOIN_ALPN)
             await joining.answer(stream, remote, trust.bundle_pem, partial(self._join, join))
         finally:

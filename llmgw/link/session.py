@@ -17,6 +17,7 @@ from llmgw.link.flood import Pace
 from llmgw.link.identity import Certificate
 from llmgw.link.messages import Message, Refused
 from llmgw.link.protocol import DEFAULT_LIMITS, LinkLimits, LinkProtocol, Role
+from llmgw.link.tcp import Metered
 from llmgw.link.tls import alert, explain
 
 _READ_BYTES = 65536
@@ -82,6 +83,8 @@ class Session:
         self._to_write = trio.lowlevel.ParkingLot()
         self._writer_gone = trio.Event()
         self._write_is_whole = True
+        transport = getattr(stream, "transport_stream", None)
+        self._meter = transport if isinstance(transport, Metered) else None
         self._alert: str | None = None
         self._heard = trio.lowlevel.ParkingLot()
         self._pace = Pace(trio.current_time())
@@ -253,6 +256,8 @@ class Session:
                 self._protocol.lost(explain(broken))
             else:
                 if data:
+                    if self._meter is not None:
+                        self._meter.held(len(data))
                     began = time.thread_time() if len(data) > _SMALL_BYTES else None
                     self._heard.unpark_all()
                     if self._protocol.receive(bytes(data), trio.current_time()):

@@ -7,6 +7,50 @@ import socket
 
 import trio
 
+_EMPTY_BYTES = 256 * 1024
+_PER_BYTE = 4
+"""So many bytes on the wire a byte of content may cost: the smallest frame in a TLS record of its own costs three."""
+
+
+class Metered(trio.abc.HalfCloseableStream):
+    """A transport under TLS that ends when far more comes than what it holds.
+
+    TLS has records that hold nothing, KeyUpdates above all (RFC 8446, section 4.6.3), and nothing in OpenSSL or Trio
+    limits them: who sends them without end keeps a processor busy. Whoever reads the content says how much of it came.
+    """
+
+    def __init__(self, stream: trio.abc.HalfCloseableStream) -> None:
+        self._stream = stream
+        self._left = _EMPTY_BYTES
+
+    def held(self, content: int) -> None:
+        """So many bytes of content came."""
+        self._left = min(_EMPTY_BYTES, self._left + _PER_BYTE * content)
+
+    async def receive_some(self, max_bytes: int | None = None) -> bytes | bytearray:
+        """As the stream's."""
+        data = await self._stream.receive_some(max_bytes)
+        self._left -= len(data)
+        if self._left < 0:
+            raise trio.BrokenResourceError from ConnectionAbortedError("it sent records that hold nothing")
+        return data
+
+    async def send_all(self, data: bytes | bytearray | memoryview) -> None:
+        """As the stream's."""
+        await self._stream.send_all(data)
+
+    async def wait_send_all_might_not_block(self) -> None:
+        """As the stream's."""
+        await self._stream.wait_send_all_might_not_block()
+
+    async def send_eof(self) -> None:
+        """As the stream's."""
+        await self._stream.send_eof()
+
+    async def aclose(self) -> None:
+        """As the stream's."""
+        await self._stream.aclose()
+
 
 def bound_unacknowledged(stream: trio.SocketStream, seconds: float) -> None:
     """Let the kernel give up on a peer that acknowledges nothing for this long (tcp(7), ``TCP_USER_TIMEOUT``).

@@ -22,7 +22,7 @@ _NO_CHECK_TIME = 0x200000
 
 _ALERT_S = 1.0
 
-TlsStream = trio.SSLStream[trio.SocketStream]
+TlsStream = trio.SSLStream[trio.abc.HalfCloseableStream]
 
 
 class TlsError(PeerError):
@@ -150,7 +150,7 @@ async def deliver_alert(stream: TlsStream) -> None:
             pass
 
 
-def verified_chain(stream: TlsStream) -> tuple[bytes, ...]:
+def verified_chain(stream: TlsStream | trio.SSLStream[trio.SocketStream]) -> tuple[bytes, ...]:
     """The other end's chain as OpenSSL verified it, in DER: leaf first, trust anchor last."""
     tls = stream._ssl_object
     if sys.version_info >= (3, 13):

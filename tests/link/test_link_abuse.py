@@ -406,6 +406,26 @@ async def test_one_address_holds_so_many_connections(pki: Pki) -> None:
             pass
 
 
+async def what_nonsense_is_told(address: Address) -> bytes:
+    async with await trio.open_tcp_stream("127.0.0.1", address.port) as stream:
+        with suppress(trio.BrokenResourceError):
+            await stream.send_all(b"\x16\x03\x01\x00\x04none")
+            with trio.fail_after(2):
+                return bytes(await stream.receive_some())
+    return b""
+
+
+async def test_who_fails_again_and_again_takes_up_its_own_places(pki: Pki) -> None:
+    async with listening(pki, connections_per_address=4) as address:
+        told = [await what_nonsense_is_told(address) for _ in range(40)]
+        assert all(told[:20]), "each gets its alert"
+        assert not any(told[-10:]), "twice four places are taken by what failed lately"
+        await trio.sleep(1.2)
+        assert await what_nonsense_is_told(address)
+        async with agent_of(address, pki):
+            pass
+
+
 async def test_who_is_turned_away_is_told_with_enhance_your_calm(pki: Pki) -> None:
     async with listening(pki, connections_per_address=1) as address, agent_of(address, pki):
         stream = trio.SSLStream(
