@@ -286,6 +286,7 @@ async def in_parallel(rounds: list[tuple[Point, Point]], victims: Victims, place
             nursery.start_soon(worker)
 
 
+@pytest.mark.long
 async def test_an_agent_killed_at_points_of_a_life(victims: Victims, places: Path) -> None:
     starts, goes_on, ends = await points_of(victims, places)
     first = spread(starts, "step", 2, 1) + spread(starts, "mark", 4, 2) + spread(starts, "shim", 6, 3)

@@ -318,6 +318,7 @@ async def test_a_full_disk_takes_nothing_over(
     assert await world.offer(GOOD) is None
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("stride", [7, pytest.param(1, marks=pytest.mark.soak)])
 def test_cancelled_anywhere_what_is_kept_can_be_started_on(tmp_path: Path, stride: int) -> None:
     place = tmp_path / "n"
@@ -381,6 +382,7 @@ def node_with_an_engine(folder: Path) -> tuple[Path, int]:
     return written(settings, folder.parent / "agent.yaml"), trio.run(partial(an_engine, settings))
 
 
+@pytest.mark.long
 def test_killed_at_each_step_of_taking_over(folder: Path) -> None:
     file, engine = node_with_an_engine(folder)
     for at, point in enumerate(("written", "ending", "ended")):

@@ -325,6 +325,7 @@ def test_the_schema_is_in_the_documentation() -> None:
     assert json.loads((TOP / "docs/doctor.schema.json").read_text()) == document_schema()
 
 
+@pytest.mark.long
 def test_what_the_settings_leave_out_is_left_out(tmp_path: Path) -> None:
     root, state = tmp_path / "root", tmp_path / "state"
     (root / "proc").mkdir(parents=True)

@@ -19,6 +19,7 @@ def router_pid(system: System) -> int:
     return pid
 
 
+@pytest.mark.long
 def test_agent_killed_mid_stream(system: System) -> None:
     expected = system.whole(120)
     before = system.pids()
@@ -49,6 +50,7 @@ def test_agent_stops_within_a_second_and_leaves_its_engines(system: System) -> N
     assert system.pids() == before
 
 
+@pytest.mark.long
 def test_control_plane_killed_mid_stream_and_restarted(system: System) -> None:
     expected = system.whole(200)
     engines, router = system.pids(), router_pid(system)

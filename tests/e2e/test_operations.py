@@ -52,6 +52,7 @@ def small(system: System) -> dict[str, int]:
     return {r["id"]: r["pid"] for r in system.run.replicas() if r["model"] == "demo-small" and r["state"] == "ready"}
 
 
+@pytest.mark.long
 def test_a_replica_is_started_anew_and_no_request_fails(system: System) -> None:
     ctl = ("ctl", "--config", str(system.demo.server_yaml))
     (name,) = before = small(system)
@@ -97,6 +98,7 @@ def test_a_node_that_cannot_be_emptied_serves_on_and_says_why(system: System) ->
     assert system.pids() == pids
 
 
+@pytest.mark.long
 def test_a_log_is_read_and_followed(system: System) -> None:
     ctl = ("ctl", "--config", str(system.demo.server_yaml))
     (name,) = small(system)

@@ -22,6 +22,7 @@ def llmgw(*args: str) -> subprocess.CompletedProcess[str]:
     )
 
 
+@pytest.mark.long
 def test_ctl_and_reload(system: System) -> None:
     ctl = ("ctl", "--config", str(system.demo.server_yaml))
     for what in ("nodes", "models", "replicas", "status"):
@@ -52,6 +53,7 @@ def test_ctl_and_reload(system: System) -> None:
     assert status["healthy"]
 
 
+@pytest.mark.long
 def test_a_model_that_cannot_fit_is_refused_by_its_own_files(system: System) -> None:
     weights = system.demo.folder / "large"
     weights.mkdir()

@@ -49,6 +49,7 @@ def connected(system: System) -> bool:
     return system.run.node_state() == "connected" and system.run.all_ready()
 
 
+@pytest.mark.long
 def test_a_node_takes_its_settings_over_in_the_middle_of_a_stream(system: System) -> None:
     expected = system.whole(150)
     before = system.pids()

@@ -166,6 +166,7 @@ def first_failure(kit: Kit, seed: int, invariant: str) -> Outcome:
     return next(o for o in (run(n, kit=kit) for n in range(seed, seed + 60)) if o.failure.startswith(invariant))
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("kit", "seed", "invariant", "why"),
     [
