@@ -7,9 +7,11 @@ moved on by meanwhile beyond a bound is left out, with a word on how much.
 from __future__ import annotations
 
 import contextlib
+import os
 import re
 from collections.abc import Awaitable, Callable, Iterator
 from pathlib import Path
+from typing import Self
 
 import trio
 
@@ -52,16 +54,28 @@ def folder_of(state_dir: Path, shard: str, generation: int, *, previous: bool) -
 
 
 class FollowedLog:
-    """A log, look by look, which goes on over the cuts that keep it short. Blocking."""
+    """A log, look by look, which goes on over the cuts that keep it short, and over its folder's move. Blocking.
+
+    Use it as a context manager. Raises :class:`OSError` where there is no such folder.
+    """
 
     def __init__(self, folder: Path) -> None:
-        self._path = folder / "engine.log"
-        self._older = folder / "engine.log.1"
+        # An engine's folder is moved away when it has ended, its last words with it: the folder is held, not its name.
+        self._folder = os.open(folder, os.O_PATH | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
+        held = Path(f"/proc/self/fd/{self._folder}")
+        self._path = held / "engine.log"
+        self._older = held / "engine.log.1"
         self._at = 0
         self._mark = b""
         self._rest = b""
         self._cut_is = _which(self._older)
         self.skipped = 0
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        os.close(self._folder)
 
     def last(self, lines: int) -> list[bytes]:
         """The last lines; from here on :meth:`more` goes on."""
@@ -91,9 +105,10 @@ class FollowedLog:
         return whole
 
     def end(self) -> list[bytes]:
-        """A last line that nobody completed."""
+        """What came since the last look, and a last line that nobody completed."""
+        lines = self.more()
         rest, self._rest = self._rest, b""
-        return [rest] if rest.strip() else []
+        return [*lines, rest] if rest.strip() else lines
 
     def _missed(self) -> bytes:
         """What was written between the last look and the cut: it is in the older part, behind what was read last.
@@ -244,14 +259,23 @@ class Tails:
             )
         except OperatorError as missing:
             return f"{missing.thing} {missing.reason}"
+        try:
+            log = FollowedLog(folder)
+        except OSError as error:
+            return f"log of {asked.shard}: {error.strerror}"
+        with log:
+            return await self._read(tail, log)
+
+    async def _read(self, tail: _Tail, log: FollowedLog) -> str:
+        asked = tail.asked
         key = self._secret(asked.shard, asked.generation)
         secrets = () if key is None else (key,)
-        log = FollowedLog(folder)
         lines = await trio.to_thread.run_sync(log.last, asked.lines)
         while True:
             live = asked.follow and not asked.previous and self._live(asked.shard, asked.generation)
             if not live:
-                lines += log.end()
+                lines += await trio.to_thread.run_sync(log.end)
+                lines = lines if asked.follow else lines[-asked.lines or len(lines) :]
             for some in chunks(lines, secrets):
                 await tail.spend()
                 skipped, log.skipped = log.skipped, 0

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -23,8 +24,13 @@ def write(folder: Path, *lines: str) -> None:
         file.writelines(f"{line}\n" for line in lines)
 
 
-def test_it_goes_on_over_a_cut_without_a_gap(tmp_path: Path) -> None:
-    log = FollowedLog(tmp_path)
+@pytest.fixture
+def log(tmp_path: Path) -> Iterator[FollowedLog]:
+    with FollowedLog(tmp_path) as followed:
+        yield followed
+
+
+def test_it_goes_on_over_a_cut_without_a_gap(tmp_path: Path, log: FollowedLog) -> None:
     write(tmp_path, "a", "b", "c")
     assert log.last(2) == [b"b", b"c"]
     write(tmp_path, "d")
@@ -36,15 +42,28 @@ def test_it_goes_on_over_a_cut_without_a_gap(tmp_path: Path) -> None:
     write(tmp_path, "f")
     assert (log.more(), log.skipped) == ([b"half a line", b"e", b"f"], 0)
     # Who begins after the cut is shown what was before it, too.
-    assert FollowedLog(tmp_path).last(3) == [b"half a line", b"e", b"f"]
+    with FollowedLog(tmp_path) as late:
+        assert late.last(3) == [b"half a line", b"e", b"f"]
     with (tmp_path / "engine.log").open("a") as file:
         file.write("its last words")
     assert (log.more(), log.end()) == ([], [b"its last words"])
 
 
+def test_its_last_words_come_when_its_folder_was_moved_away(tmp_path: Path) -> None:
+    shard = tmp_path / "shards"
+    shard.mkdir()
+    write(shard, "a")
+    with FollowedLog(shard) as log:
+        assert log.last(1) == [b"a"]
+        write(shard, "b")
+        shard.rename(tmp_path / "logs")
+        assert log.more() == [b"b"]
+        write(tmp_path / "logs", "c")
+        assert (log.end(), log.skipped) == ([b"c"], 0)
+
+
 @pytest.mark.parametrize("cuts", [0, 1, 2])
-def test_what_a_slow_reader_does_not_get_is_counted(tmp_path: Path, cuts: int) -> None:
-    log = FollowedLog(tmp_path)
+def test_what_a_slow_reader_does_not_get_is_counted(tmp_path: Path, log: FollowedLog, cuts: int) -> None:
     write(tmp_path, "0" * 63)
     log.last(1)
     lines = [f"{n:063}" for n in range(30_000)]

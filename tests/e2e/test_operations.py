@@ -108,13 +108,14 @@ def test_a_log_is_read_and_followed(system: System) -> None:
     assert llmgw(*ctl, "replica", "logs", "nobody-1").returncode == 2
     assert llmgw(*ctl, "replica", "logs", name, "--rank", "7").returncode == 2
     follower = subprocess.Popen(
-        [sys.executable, "-m", "llmgw", *ctl, "replica", "logs", name, "-f", "-n", "0", "--json"],
+        [sys.executable, "-m", "llmgw", *ctl, "replica", "logs", name, "-f", "-n", "1", "--json"],
         stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
     )  # fmt: skip
     assert follower.stdout is not None
     assert follower.stderr is not None
     try:
-        # What its engine writes from here on comes, up to its end, which is said.
+        # It reads from here on, as its first line says: what the engine writes now comes, and its end is said.
+        assert json.loads(follower.stdout.readline())["lines"]
         assert llmgw(*ctl, "replica", "stop", name).returncode == 0
         said = [json.loads(line) for line in follower.stdout.read().splitlines()]
     finally:
@@ -123,4 +124,4 @@ def test_a_log_is_read_and_followed(system: System) -> None:
         follower.stderr.close()
         follower.stdout.close()
     assert any("end" in line for line in said), said
-    assert [text for line in said for text in line.get("lines", ())], "its last words"
+    assert [text for line in said for text in line.get("lines", ())], said
