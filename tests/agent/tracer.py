@@ -8,6 +8,7 @@ to wait for. What was done is in ``GO.steps``. Standard library only: it stands 
 
 from __future__ import annotations
 
+import contextlib
 import os
 import runpy
 import signal
@@ -33,7 +34,8 @@ def main() -> None:
         seen += 1
         os.write(steps, f"{event} {args[0] if args else ''}\n".encode())
         if seen == step:
-            os.kill(agent, signal.SIGKILL)
+            with contextlib.suppress(ProcessLookupError):  # in this run the step came later, and the agent is gone
+                os.kill(agent, signal.SIGKILL)
             deadline = time.monotonic() + _WAIT_S
             while not os.path.exists(go) and time.monotonic() < deadline:
                 time.sleep(0.005)
