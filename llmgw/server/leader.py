@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
 
 import trio
 
@@ -26,6 +27,7 @@ class Leadership:
         self.leads = False
         self.known: Leader | None = None
         """Who led when it was last looked; ``None`` where nobody did, or that could not be seen."""
+        self._keeping = trio.CancelScope()
 
     async def take(self) -> bool:
         """Whether it leads from now on, under :attr:`epoch`. Raises :class:`OperatorError` of the store."""
@@ -36,6 +38,36 @@ class Leadership:
             return False
         self.epoch, self._held, self.known, self.leads = epoch, began, self.me, True
         return True
+
+    @asynccontextmanager
+    async def kept(self, over: Callable[[str], None]) -> AsyncIterator[None]:
+        """Hold the lease, or look on for a free one, while the body starts and serves, however long that takes.
+
+        ``over`` is told why when this part in it is over. The lease of a body that fails is released; otherwise that is
+        the body's part.
+        """
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(self._keep, over)
+            try:
+                yield
+            except BaseException:
+                if self.leads:
+                    with trio.move_on_after(_RELEASE_S, shield=True):
+                        await self.release()
+                raise
+            finally:
+                self._keeping.cancel(reason="what it was kept for is over")
+
+    async def _keep(self, over: Callable[[str], None]) -> None:
+        with self._keeping:
+            if self.leads:
+                reason = await self.hold()
+                self._log.error("no longer the leader", reason=reason)
+            else:
+                await self.follow()
+                reason = "nobody leads"
+                self._log.warning("nobody leads: standing for it")
+            over(reason)
 
     async def hold(self) -> str:
         """Renew the lease until it is lost; returns why it is.
@@ -62,8 +94,9 @@ class Leadership:
 
     async def release(self) -> None:
         """Let another one lead at once; one that cannot be released runs out by itself."""
+        self._keeping.cancel(reason="the lease is released")
         try:
-            with trio.move_on_after(_RELEASE_S, shield=True):
+            with trio.move_on_after(_RELEASE_S):
                 await self.leases.release(self.me, self.epoch)
         except OperatorError as failed:
             self._log.warning("the lease is not released, and runs out", error=str(failed))

@@ -11,7 +11,7 @@ import signal
 import sys
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from functools import partial
 from pathlib import Path
 
@@ -115,6 +115,11 @@ class Server:
         """
         book = SettingsBook(self._store, Path(self._config.settings), time.time, link=self._config.link is not None)
         leadership = await self._leadership(book)
+        # From here on: what follows may take longer than a lease lasts.
+        async with nullcontext() if leadership is None else leadership.kept(self._part_over):
+            await self._serve(book, leadership)
+
+    async def _serve(self, book: SettingsBook, leadership: Leadership | None) -> None:
         await book.start(records=leadership is None or leadership.leads)
         settings = book.settings
         control_plane = settings.needs_control_plane
@@ -195,7 +200,6 @@ class Server:
                 async with trio.open_nursery() as control:
                     if leadership is not None:
                         control.start_soon(keys.follow)
-                        control.start_soon(self._give_way, leadership)
                         control.start_soon(loads.run)
                     if leadership is not None and not leadership.leads:
 
@@ -267,16 +271,9 @@ class Server:
             leadership.epoch = leadership.known.epoch
         return leadership
 
-    async def _give_way(self, leadership: Leadership) -> None:
-        """Begin anew, in the other part, when the lease is lost or free. The router's workers go on meanwhile."""
-        if leadership.leads:
-            self._signal = await leadership.hold()
-            self._log.error("no longer the leader", reason=self._signal)
-        else:
-            await leadership.follow()
-            self._signal = "nobody leads"
-            self._log.warning("nobody leads: standing for it")
-        self.hands_over = True
+    def _part_over(self, reason: str) -> None:
+        """Begin anew, in the other part: the lease is lost or free. The router's workers go on meanwhile."""
+        self._signal, self.hands_over = reason, True
         self._stopping.set()
 
     def _route(self, cluster: Cluster, router: RouterWorkers) -> None:

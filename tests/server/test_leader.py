@@ -61,6 +61,11 @@ class Lease(Leases):
         await trio.sleep(self.slow_s)
         return True
 
+    async def release(self, me: Leader, epoch: int) -> None:
+        now = await self._asked()
+        if (self.holder, self.epoch) == (me.holder, epoch):
+            self.until = now
+
     async def leader(self) -> Leader | None:
         now = await self._asked()
         known = {A.holder: A, B.holder: B}
@@ -116,6 +121,43 @@ async def test_what_counts_is_when_a_renewal_was_begun(autojump_clock: trio.test
     lease.slow_s, lease.hangs = 0.0, True
     await leadership.hold()
     assert trio.current_time() - began == pytest.approx(STOP_S, abs=0.1)
+
+
+async def test_it_is_kept_however_long_a_start_takes(autojump_clock: trio.testing.MockClock) -> None:
+    lease = Lease()
+    one, other = Leadership(lease, A), Leadership(lease, B)
+    over: list[str] = []
+    assert await one.take()
+    async with one.kept(over.append):
+        await trio.sleep(4 * TTL_S)
+        assert not await other.take()
+        await one.release()
+        assert await other.take()
+        await trio.sleep(4 * RENEW_S)
+    assert over == [], "what is released is not lost"
+
+
+async def test_the_lease_of_a_start_that_fails_is_free_at_once(autojump_clock: trio.testing.MockClock) -> None:
+    lease = Lease()
+    one, other = Leadership(lease, A), Leadership(lease, B)
+    assert await one.take()
+    assert not await other.take()
+    over: list[str] = []
+    with pytest.RaisesGroup(ValueError, flatten_subgroups=True):
+        async with other.kept(over.append), one.kept(over.append):
+            raise ValueError("a port that is taken")
+    assert await other.take(), "one that only looked on has released nothing of its own"
+
+
+async def test_whoever_looks_on_hears_that_nobody_leads(autojump_clock: trio.testing.MockClock) -> None:
+    lease = Lease()
+    one, other = Leadership(lease, A), Leadership(lease, B)
+    assert await one.take()
+    assert not await other.take()
+    heard = trio.Event()
+    with trio.fail_after(TTL_S + 2):
+        async with other.kept(lambda why: heard.set() if why == "nobody leads" else None):
+            await heard.wait()
 
 
 async def test_who_was_stopped_for_long_learns_that_it_lost(autojump_clock: trio.testing.MockClock) -> None:
