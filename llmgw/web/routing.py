@@ -74,6 +74,9 @@ def _waits(model: Model, routed: Routed) -> str | None:
     if all(replica.draining for replica in routed.replicas):
         hold_s = 0.0 if model.scaling is None else model.scaling.hold_s
         return f"no replica takes requests yet; they are held for up to {hold_s:g} s"
+    if model.routing.concurrency is None:
+        # Nothing bounds them: a worker said so before it had heard of the replica.
+        return "replicas are ready and take as many as come; the requests that waited for one go on"
     return (
         f"every replica has the {model.routing.concurrency} requests that it may have; they wait for up to "
         f"{model.routing.queue_s:g} s, {model.routing.queue} of them at most"

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import json
 import os
-import shutil
 import ssl
 import time
 from collections.abc import Callable
@@ -24,12 +23,12 @@ from llmgw.router.table import Endpoint, Route, Table
 from llmgw.router.workers import RouterWorkers
 from llmgw.server.keys import KeyBook
 from llmgw.settings.catalog import Balance, Routing
-from llmgw.settings.daemon import Address, Log, RouterListener, RouterTls
+from llmgw.settings.daemon import Address, Log, RouterListener
 from llmgw.settings.document import Tracing
 from llmgw.settings.keys import KeyTerms, Limits
 from llmgw.store.opening import sqlite_store
+from tests.bench.front_tls import front_tls
 from tests.bench.test_keys_bench import CHUNKS, engine
-from tests.link.samples import make_pki
 
 pytestmark = pytest.mark.bench
 __all__ = ["engine"]
@@ -74,6 +73,22 @@ async def ask(port: int, way: Way, tls: ssl.SSLContext | None, count: int, ends:
                 tail = (tail + more_bytes)[-64:]
 
 
+async def refusals(port: int, way: Way, status: bytes, count: int = 1000) -> list[float]:
+    """How long each of so many refused requests took in ms, the shortest first, on one connection."""
+    content = json.dumps({"model": way.model, "messages": [{"role": "user", "content": "x" * way.prompt}]}).encode()
+    auth = f"authorization: Bearer {way.token}\r\n" if way.token else ""
+    head = f"POST /v1/chat/completions HTTP/1.1\r\nhost: localhost\r\n{auth}content-length: {len(content)}\r\n\r\n"
+    took = []
+    async with await trio.open_tcp_stream("127.0.0.1", port) as stream:
+        for _ in range(count):
+            began = time.perf_counter()
+            await stream.send_all(head.encode() + content)
+            answer = await stream.receive_some(65536)
+            took.append((time.perf_counter() - began) * 1e3)
+            assert answer.startswith(b"HTTP/1.1 " + status), answer
+    return sorted(took)
+
+
 async def together(count: int, one: Callable[[], object]) -> None:
     async with trio.open_nursery() as nursery:
         for _ in range(count):
@@ -81,17 +96,11 @@ async def together(count: int, one: Callable[[], object]) -> None:
 
 
 async def test_what_each_feature_costs(engine: int, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    pki = make_pki(tmp_path)
-    files = RouterTls(str(tmp_path / "cert.pem"), str(tmp_path / "key.pem"))
-    shutil.copy(pki.server.certificate, files.certificate)
-    shutil.copy(pki.server.key, files.key)
-    os.chmod(files.key, 0o600)
-    trusting = ssl.create_default_context(cafile=pki.server.ca)
-    trusting.verify_flags |= ssl.VerifyFlags.VERIFY_X509_PARTIAL_CHAIN
+    files, trusting = front_tls(tmp_path)
     here = Endpoint("e", "127.0.0.1", engine)
     two = (here, Endpoint("f", "127.0.0.1", engine))
     table = Table(1, (
-        Route("one", (here,)), Route("least", two, routing=Routing(Balance.LEAST)), Route("prefix", two),
+        Route("one", (here,)), Route("least", two, routing=Routing(Balance.LEAST)), Route("prefix", two), Route("empty", ()),
         Route("bounded", two, routing=Routing(Balance.LEAST, concurrency=1000)),
     ))  # fmt: skip
     traced = Tracing(f"http://127.0.0.1:{engine}/v1/traces")
@@ -114,6 +123,7 @@ async def test_what_each_feature_costs(engine: int, tmp_path: Path, capsys: pyte
         _, free, _ = await book.create(KeyTerms(), "bench")
         _, rate, _ = await book.create(KeyTerms(limits=Limits(big)), "bench")
         _, limited, _ = await book.create(KeyTerms(limits=Limits(big, big, 1000, big * 1000, big * 1000)), "bench")
+        _, nothing, _ = await book.create(KeyTerms(limits=Limits(0)), "bench")
         await trio.sleep(2.5)  # spans need what takes a while to import
         ways = (
             Way("nothing", "plain"), Way("two replicas, least", "plain", "least"),
@@ -136,6 +146,17 @@ async def test_what_each_feature_costs(engine: int, tmp_path: Path, capsys: pyte
                     ("request", (middle - before) / REQUESTS), ("chunk", (cpu_s(pid) - middle) / STREAMS / CHUNKS),
                 ):  # fmt: skip
                     least[way.name, what] = min(least.get((way.name, what), 1e9), used * 1e6)
+        refused: list[tuple[str, list[float]]] = []
+        port = ports["plain"]
+        for name, way, status in (
+            ("quota (429)", Way("", "plain", token=nothing), b"429"), ("no room (503)", Way("", "plain", "empty"), b"503"),
+        ):  # fmt: skip
+            refused.append((name, await refusals(port, way, status)))
+            async with trio.open_nursery() as load:
+                for _ in range(CLIENTS):
+                    load.start_soon(ask, port, ways[0], None, 10**9, b"}}")
+                refused.append((f"{name}, busy", await refusals(port, way, status)))
+                load.cancel_scope.cancel()
         memory = {
             kind: Path(f"/proc/{router.state.pid}/statm").read_text().split()[1] for kind, router in routers.items()
         }
@@ -151,6 +172,10 @@ async def test_what_each_feature_costs(engine: int, tmp_path: Path, capsys: pyte
                 for used in (least[way.name, what],)
             )
             print(f"{way.name:>22}  " + "  ".join(shown))
+        for name, took in refused:
+            print(
+                f"{name:>22}  p50 {took[len(took) // 2]:5.2f} ms, p99 {took[-len(took) // 100]:5.2f}, most {took[-1]:5.2f}"
+            )
         print(
             "RSS afterwards: " + ", ".join(f"{kind} {int(pages) * 4096 // 10**6} MB" for kind, pages in memory.items())
         )

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import json
 import os
-import shutil
 import ssl
 import statistics
 import subprocess
@@ -24,8 +23,8 @@ import trio
 from llmgw.cli.demo_files import fakes_dir, free_ports
 from llmgw.router.table import Endpoint, Route, Table
 from llmgw.router.workers import RouterWorkers
-from llmgw.settings.daemon import Address, Log, RouterListener, RouterTls
-from tests.link.samples import make_pki
+from llmgw.settings.daemon import Address, Log, RouterListener
+from tests.bench.front_tls import front_tls
 
 pytestmark = pytest.mark.bench
 
@@ -159,13 +158,7 @@ async def test_what_the_router_adds(engine: int, tmp_path: Path, capsys: pytest.
 async def test_what_tls_and_a_second_worker_cost(
     engine: int, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    pki = make_pki(tmp_path)
-    files = RouterTls(str(tmp_path / "cert.pem"), str(tmp_path / "key.pem"))
-    shutil.copy(pki.server.certificate, files.certificate)
-    shutil.copy(pki.server.key, files.key)
-    os.chmod(files.key, 0o600)
-    trusting = ssl.create_default_context(cafile=pki.server.ca)
-    trusting.verify_flags |= ssl.VerifyFlags.VERIFY_X509_PARTIAL_CHAIN
+    files, trusting = front_tls(tmp_path)
 
     async def handshakes(port: int, tls: ssl.SSLContext | None) -> float:
         began = time.perf_counter()

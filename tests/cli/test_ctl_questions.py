@@ -131,8 +131,7 @@ async def test_why(tmp_path: Path) -> None:
             "m-2.0: 0 requests with 0 tokens outstanding",
             "drains: it gets nothing new",
             "why replicas were taken, since the router began: 8 affinity, 2 room",
-            "4 requests wait: every replica has the None requests that it may have; they wait for up to 30 s, 256 of them "
-            "at most",
+            "4 requests wait: replicas are ready and take as many as come; the requests that waited for one go on",
             "turned away in the last 5 min: 12 overloaded, the last one 3 s ago: too many requests wait for it",
         ]
         assert "1 of 3 ready; its users are told that it is ready with 1 of 3 replicas" in said

@@ -147,7 +147,7 @@ async def test_why_a_model_s_requests_go_where_they_go() -> None:
         )
         routing = (await why(it, "m"))[1]["model"]["routing"]
         assert (routing["balance"], routing["waiting"], routing["choices"]) == ("prefix", 4, {"affinity": 8, "room": 2})
-        assert routing["waits"].startswith("every replica has the None requests")
+        assert routing["waits"].startswith("replicas are ready and take as many as come")
         assert [r["notes"] for r in routing["replicas"]] == [
             ["says that it has no room (1 requests wait in it): others are taken before it"],
             ["left alone by 2 workers for 12 s more: it took requests and answered none, and is asked by the router "
