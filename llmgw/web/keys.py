@@ -13,8 +13,8 @@ from starlette.responses import Response
 from starlette.routing import Route
 
 from llmgw.errors import OperatorError
-from llmgw.settings.document import KeyPolicy
-from llmgw.settings.keys import ApiKey, KeyTerms, Limits, Period, Spent, period_end, period_start
+from llmgw.settings.document import KeyDefaults, KeyPolicy
+from llmgw.settings.keys import ApiKey, KeyTerms, Limits, Spent, period_end, period_start
 from llmgw.settings.usage import DAY_S, UsageRow
 from llmgw.store.keys import KeyEvent
 from llmgw.web.bodies import actor, json_of, shaped
@@ -53,7 +53,7 @@ class Keys(Protocol):
 
 
 @frozen
-class KeyRequest:
+class KeyRequest(KeyDefaults):
     """The body that makes a key, and what of it may be given to change one; ``null`` is no limit.
 
     ``budget_cost`` is in the unit that ``router.prices`` are in, ``expires`` in epoch seconds.
@@ -63,12 +63,6 @@ class KeyRequest:
     owner: str = ""
     tags: tuple[str, ...] = ()
     models: tuple[str, ...] = ("*",)
-    requests_per_minute: int | None = None
-    tokens_per_minute: int | None = None
-    concurrent: int | None = None
-    budget_tokens: int | None = None
-    budget_cost: float | None = None
-    budget_period: Period = Period.MONTH
     expires: float | None = None
 
     def terms(self) -> KeyTerms:
