@@ -134,7 +134,9 @@ def diagnose(lines: Iterable[str]) -> Diagnosis | None:
     clean = [_ESCAPE.sub("", line[:_LONGEST_LINE]) for line in lines]
     for known in KNOWN:
         beside = next((found for line in clean if (found := known.beside.search(line)) is not None), None)
-        for line in clean if beside is not None else ():
+        if beside is None:
+            continue
+        for line in clean:
             if (match := known.pattern.search(line)) is not None:
                 groups = beside.groupdict() | match.groupdict()
                 said = {name: (value or "").strip("'\"") for name, value in groups.items()}

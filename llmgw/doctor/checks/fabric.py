@@ -125,7 +125,8 @@ def _instead(facts: Facts, rules: list[FabricRule]) -> str:
 
 
 def _wrong_type(facts: Facts) -> Finding | None:
-    bad, wrong = [], []
+    bad: list[str] = []
+    wrong: list[FabricRule] = []
     for rule, name, adapter in named(facts):
         if adapter is None or adapter.kind is AdapterKind.SWITCH_MANAGEMENT:
             continue
@@ -296,7 +297,7 @@ CHECKS = (
           "agent.yaml names an adapter that is not here. Equal machines number them differently.", BECAUSE),
     Check("fabric.declared.wrong-type", Severity.FAIL, ("rules", "adapters"), _wrong_type,
           "Correct the rule, or set the port's protocol (mlxconfig LINK_TYPE_P1) and power the machine off and on.",
-          "A named adapter speaks another protocol than the fabric, or is of a kind that carries none.", BECAUSE),
+          "A named adapter speaks another protocol than the fabric, is of a kind that carries none, or alone is in a bond.", BECAUSE),
     Check("fabric.declared.nvlink-mgmt", Severity.FAIL, ("rules", "adapters"), _management,
           "Take them out of the rule.",
           "Some boards show the management of their NVLink switches as InfiniBand adapters.", BECAUSE),
