@@ -125,9 +125,7 @@ async def test_the_list_that_would_be_right_on_a_node_numbered_differently(tmp_p
     assert "mlx5_0" not in wrong.text
     assert right in wrong.remedy
     assert all(f"mlx5_{n}" in verdicts["port.down"].text for n in (2, 8))
-    facts, verdicts = await read(tmp_path / "b", adapters, (FabricRule("r", adapters=("mlx5_3", "mlx5_99")),))
-    garbled = evolve(facts, adapters=tuple(evolve(a, addresses=("none",)) for a in facts.adapters))
-    assert len(judge(garbled, CHECKS)) == len(CHECKS)
+    _, verdicts = await read(tmp_path / "b", adapters, (FabricRule("r", adapters=("mlx5_3", "mlx5_99")),))
     assert right in verdicts["fabric.declared.absent"].remedy
     _, verdicts = await read(tmp_path / "c", adapters, (FabricRule("r", adapters=("mlx5_99",)),))
     assert "fabrics:" not in verdicts["fabric.declared.absent"].remedy

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import ipaddress
 from collections.abc import Iterator
-from contextlib import suppress
 
 from llmgw.doctor.checks.gpu import NO_GPU, some
 from llmgw.doctor.facts import Facts
@@ -103,17 +102,10 @@ def _fit(rule: FabricRule, adapter: Adapter) -> list[Port]:
     ]  # fmt: skip
 
 
-def _interfaces(adapter: Adapter | None) -> Iterator[ipaddress.IPv4Interface | ipaddress.IPv6Interface]:
-    """The adapter's addresses; a report of somebody else's may have what is none."""
-    for text in () if adapter is None else adapter.addresses:
-        with suppress(ValueError):
-            yield ipaddress.ip_interface(text)
-
-
 def _families(adapter: Adapter) -> set[tuple[int, str]]:
     """Prefix length and wider network (/16, /48 of IPv6) of each address that other nodes can reach."""
     found = set()
-    for address in _interfaces(adapter):
+    for address in map(ipaddress.ip_interface, adapter.addresses):
         wide = min(address.network.prefixlen, 16 if address.version == 4 else 48)
         if not address.is_link_local:
             found.add((address.network.prefixlen, str(address.network.supernet(new_prefix=wide))))
@@ -256,7 +248,7 @@ def _subnets(facts: Facts) -> Finding | None:
         networks = []
         for item in fabric.ports:
             adapter = facts.adapter(item.adapter)
-            networks += [address.network for address in _interfaces(adapter)]
+            networks += [ipaddress.ip_interface(a).network for a in (adapter.addresses if adapter else ())]
         if fabric.kind is AdapterKind.ROCE and len(networks) > 1 and len(set(networks)) == len(networks):
             return Finding(
                 f"Every rail of {fabric.label} is a network of its own ({some([str(n) for n in networks])})."
