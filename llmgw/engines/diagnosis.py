@@ -29,17 +29,18 @@ class Diagnosis:
 
 @frozen
 class _Known:
-    """``cause`` and ``remedy`` may name the pattern's groups: ``{heads}``."""
+    """``cause`` and ``remedy`` may name the pattern's groups: ``{heads}``. Some line must show ``beside`` too."""
 
     code: str
     pattern: re.Pattern[str]
     cause: str
     remedy: str
     final: bool = True
+    beside: re.Pattern[str] = re.compile("")
 
 
-def _known(code: str, pattern: str, cause: str, remedy: str, *, final: bool = True) -> _Known:
-    return _Known(code, re.compile(pattern), cause, remedy, final)
+def _known(code: str, pattern: str, cause: str, remedy: str, *, final: bool = True, beside: str = "") -> _Known:
+    return _Known(code, re.compile(pattern), cause, remedy, final, re.compile(beside))
 
 
 KNOWN: Sequence[_Known] = (
@@ -112,6 +113,10 @@ KNOWN: Sequence[_Known] = (
     _known("out-of-memory", r"CUDA out of memory|OutOfMemoryError|cudaMalloc failed: out of memory|failed to allocate (?:CUDA\d|buffer)",
            "the device's memory ran out", "use more or larger devices, quantise, or lower --max-num-seqs and the context length", final=False),
     # Several processes.
+    # NCCL says nothing worse than this, and goes on over TCP. It logs the variable where the agent asked for a fabric.
+    _known("nccl-tcp", r"NCCL INFO (?:Using network Socket|NET/Socket ?: Using )|NCCL INFO [^\n]{0,120} via NET/Socket/",
+           "NCCL speaks TCP although it was given the fabric {hca}", "run llmgw doctor on this node: /dev/infiniband, the locked memory of the agent and the adapters' names",
+           final=False, beside=r"NCCL_IB_HCA set (?:by environment )?to (?P<hca>\S{1,200})"),
     _known("nccl-timeout", r"Watchdog caught collective operation timeout|broadcast block found in 60 seconds",
            "a rank died or hangs: the others waited for it in vain", "see the other ranks' logs; all of them start again together", final=False),
     _known("nccl", r"ncclSystemError|ncclUnhandledCudaError|ncclRemoteError|NCCL error[^\n]{0,80}|Call to ibv_modify_qp failed",
@@ -128,9 +133,13 @@ def diagnose(lines: Iterable[str]) -> Diagnosis | None:
     """The first known failure that these lines of a log show, or ``None``."""
     clean = [_ESCAPE.sub("", line[:_LONGEST_LINE]) for line in lines]
     for known in KNOWN:
+        beside = next((found for line in clean if (found := known.beside.search(line)) is not None), None)
+        if beside is None:
+            continue
         for line in clean:
             if (match := known.pattern.search(line)) is not None:
-                said = {name: (value or "").strip("'\"") for name, value in match.groupdict().items()}
+                groups = beside.groupdict() | match.groupdict()
+                said = {name: (value or "").strip("'\"") for name, value in groups.items()}
                 cause = " ".join(known.cause.format(**said).split())
                 return Diagnosis(known.code, cause, known.remedy.format(**said), known.final, line.strip()[:300])
     return None

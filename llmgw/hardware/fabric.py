@@ -112,10 +112,10 @@ def _matches(rule: FabricRule, adapter: Adapter, port: Port) -> bool:
     if rule.adapters:
         return _named(rule, adapter, port)
     # A virtual function is somebody's slice, and a member of a bond carries other traffic: only when asked for.
-    return not adapter.virtual and not _bond_member(adapter, port)
+    return not adapter.virtual and not bond_member(adapter, port)
 
 
-def _bond_member(adapter: Adapter, port: Port) -> bool:
+def bond_member(adapter: Adapter, port: Port) -> bool:
     """Whether the port is one of several in a bond; drivers put ``bond`` in the name of one that is a whole bond.
 
     A bond of IPoIB interfaces says nothing of the InfiniBand ports below it.
@@ -207,7 +207,7 @@ def fabric_warnings(fabrics: Sequence[Fabric], adapters: Sequence[Adapter]) -> t
 def _fabric_warnings(fabrics: Sequence[Fabric], by_name: dict[str, Adapter]) -> Iterator[Fault]:
     for fabric in fabrics:
         used = [(by_name[p.adapter], p) for p in fabric.ports if p.adapter in by_name]
-        members = [a.name for a, p in used if any(_bond_member(a, port) for port in a.ports if port.number == p.port)]
+        members = [a.name for a, p in used if any(bond_member(a, port) for port in a.ports if port.number == p.port)]
         if members and len(members) < len(used):
             reason = f"fabric {fabric.label}: {', '.join(members)} are members of a bond, and others are not"
             yield Fault("bond-members", reason, "a list of names is right on one node only: use a subnet")

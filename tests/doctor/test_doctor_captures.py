@@ -160,3 +160,21 @@ async def test_captures_of_broken_machines_are_told(name: str, tmp_path_factory:
     facts = await collect(Asker(laid, Discovery(root=str(laid.root)), gap_s=0))
     spoken = {v.id for v in judge(facts, CHECKS) if v.severity in (Severity.FAIL, Severity.WARN)}
     assert XML[name] <= spoken, spoken
+
+
+async def test_captured_counters_of_a_port_that_loses_packets(tmp_path: Path) -> None:
+    """Names and values of a real port, twice: what stands still is no error, however high."""
+    render(MACHINES["hgx-h100"], tmp_path)
+    captured = [
+        line.strip().lstrip("/").rpartition(":")
+        for line in (FIXTURES / "fabric/sysfs/hw_counters.nccl394.txt").read_text().splitlines()
+        if "/hw_counters/" in line
+    ]
+    files: dict[str, Laid] = {path: value for path, _, value in captured}
+    laid = healthy(tmp_path).with_(files, {})
+    facts = await collect(Asker(laid, Discovery(root=str(laid.root)), gap_s=0))
+    read = {c.name: c.after for c in facts.counters if c.adapter == "mlx5_0" and not c.trouble}
+    assert {name: read.get(name) for name in ("local_ack_timeout_err", "out_of_sequence", "packet_seq_err")} == {
+        "local_ack_timeout_err": 91316, "out_of_sequence": 6140236, "packet_seq_err": 929974,
+    }  # fmt: skip
+    assert not any(v.severity is Severity.FAIL for v in judge(facts, CHECKS))

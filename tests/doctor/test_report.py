@@ -284,6 +284,17 @@ async def test_a_driver_that_hangs_is_the_finding(tmp_path: Path) -> None:
     assert "did not answer within 0.4 s" in verdicts[0].text
 
 
+@pytest.mark.long
+def test_the_command_ends_in_time_though_its_programs_hang(tmp_path: Path) -> None:
+    render(MACHINES["hgx-h100"], tmp_path)
+    write_state(tmp_path, program="hang")
+    began = time.monotonic()
+    done = cli("--root", str(tmp_path), "--run-programs")
+    assert time.monotonic() - began < 20
+    assert done.returncode == 1
+    assert "did not answer within" in done.stdout
+
+
 def test_a_machine_without_gpu_says_so_in_three_lines(tmp_path: Path) -> None:
     (tmp_path / "sys/bus/pci/devices").mkdir(parents=True)
     done = cli("--root", str(tmp_path))

@@ -74,7 +74,8 @@ def test_each_known_failure(line: str, code: str, cause: str | None) -> None:
 
 
 def test_every_entry_of_the_table_is_reached() -> None:
-    assert {code for _, code, _ in LINES} == {known.code for known in KNOWN}
+    # nccl-tcp needs two lines, and has its test below
+    assert {code for _, code, _ in LINES} | {"nccl-tcp"} == {known.code for known in KNOWN}
 
 
 def test_the_particular_wins_over_what_an_engine_says_last() -> None:
@@ -151,3 +152,25 @@ def test_real_logs(name: str, code: str | None) -> None:
     (path,) = SAMPLES.glob(f"vllm-*-{name}.log")
     found = diagnose(path.read_text(errors="replace").splitlines())
     assert (found.code if found is not None else None) == code
+
+
+@pytest.mark.parametrize(
+    "said",
+    [
+        "Using network Socket",
+        "NET/Socket : Using [0]eth0:10.1.0.5<0>",
+        "Channel 00/0 : 0[0] -> 1[0] [send] via NET/Socket/0",
+    ],
+)
+@pytest.mark.parametrize("failure", ["", "torch.distributed.DistBackendError: NCCL error in: x, ncclRemoteError"])
+def test_nccl_over_tcp_is_a_failure_where_a_fabric_was_asked_for(said: str, failure: str) -> None:
+    asked = "node1:7:9 [0] NCCL INFO NCCL_IB_HCA set to =mlx5_0:1,mlx5_3:1"
+    fell = f"node1:7:9 [0] NCCL INFO {said}"
+    found = diagnose([asked, fell, failure])
+    assert found is not None
+    assert (found.code, found.final, found.line) == ("nccl-tcp", False, fell)
+    assert "=mlx5_0:1,mlx5_3:1" in found.cause
+    assert "llmgw doctor" in found.remedy
+    alone = diagnose([fell, failure])
+    assert (alone.code if alone else "") == ("nccl" if failure else "")
+    assert diagnose([asked, "node1:7:9 [0] NCCL INFO Using network IB"]) is None

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from llmgw.doctor.checks.gpu import NO_GPU, some
 from llmgw.doctor.facts import Facts
 from llmgw.doctor.verdict import Check, Finding, Severity
-from llmgw.hardware.fabric import FabricRule, LinkLayer, gid_index
+from llmgw.hardware.fabric import FabricRule, LinkLayer, bond_member, gid_index, natural
 from llmgw.hardware.inventory import Adapter, AdapterKind, Port
 
 ABLE = (AdapterKind.INFINIBAND, AdapterKind.ROCE)
@@ -65,22 +65,81 @@ def roce(facts: Facts) -> Iterator[tuple[str, Adapter, Port]]:
 
 
 def _absent(facts: Facts) -> Finding | None:
-    bad = [f"{rule.label} names {name}" for rule, name, adapter in named(facts) if adapter is None]
+    wrong = [(rule, name) for rule, name, adapter in named(facts) if adapter is None]
+    if not wrong:
+        return None
+    bad = [f"{rule.label} names {name}" for rule, name in wrong]
     there = some([a.name for a in facts.adapters], 16) or "none"
-    return Finding(f"Adapters that do not exist here: {some(bad)}. The node has {there}.") if bad else None
+    return Finding(
+        f"Adapters that do not exist here: {some(bad)}. The node has {there}.",
+        _instead(facts, [rule for rule, _ in wrong]),
+    )
+
+
+def suggested(facts: Facts, rule: FabricRule) -> tuple[str, ...]:
+    """The list of adapters that the rule would be right with here, by what is right of its own; empty if nothing is.
+
+    On Ethernet the networks of the interfaces tell rails from the rest: equally long prefixes in one wider network.
+    """
+    right = [(a, p) for r, name, a in named(facts) if r == rule and a is not None for p in _fit(rule, a)
+             if name.partition(":")[2] in ("", str(p.number))]  # fmt: skip
+    layers = {p.link_layer for _, p in right}
+    families = set().union(*(_families(a) for a, _ in right)) if right else set()
+    found = []
+    for adapter in sorted(facts.adapters, key=lambda a: natural(a.name)):
+        ports = [p for p in _fit(rule, adapter) if not adapter.virtual and p.link_layer in layers]
+        near = [p for p in ports if p.link_layer != LinkLayer.ETHERNET or families & _families(adapter)]
+        whole = len(near) == len(adapter.ports)
+        found += [adapter.name if whole else f"{adapter.name}:{p.number}" for p in (near[:1] if whole else near)]
+    return tuple(found)
+
+
+def _fit(rule: FabricRule, adapter: Adapter) -> list[Port]:
+    return [
+        p for p in adapter.ports
+        if adapter.kind in ABLE and p.state == "active" and not bond_member(adapter, p)
+        and rule.link_layer in (None, p.link_layer)
+    ]  # fmt: skip
+
+
+def _families(adapter: Adapter) -> set[tuple[int, str]]:
+    """Prefix length and wider network (/16, /48 of IPv6) of each address that other nodes can reach."""
+    found = set()
+    for address in map(ipaddress.ip_interface, adapter.addresses):
+        wide = min(address.network.prefixlen, 16 if address.version == 4 else 48)
+        if not address.is_link_local:
+            found.add((address.network.prefixlen, str(address.network.supernet(new_prefix=wide))))
+    return found
+
+
+def _instead(facts: Facts, rules: list[FabricRule]) -> str:
+    """The remedy that names right lists as agent.yaml has them; empty where none can be told."""
+    told = {rule.label: suggested(facts, rule) for rule in rules}
+    lists = [f"fabrics: {{{label}: {{adapters: [{', '.join(names)}]}}}}" for label, names in told.items() if names]
+    if not lists:
+        return ""
+    return (
+        f"By link layer and subnets this node's agent.yaml should have {'; '.join(lists)}. A link_layer or a subnet "
+        "is right on all nodes, a list of names on one only."
+    )
 
 
 def _wrong_type(facts: Facts) -> Finding | None:
-    bad = []
+    bad: list[str] = []
+    wrong: list[FabricRule] = []
     for rule, name, adapter in named(facts):
         if adapter is None or adapter.kind is AdapterKind.SWITCH_MANAGEMENT:
             continue
+        before = len(bad)
         if adapter.kind not in ABLE:
             bad.append(f"{rule.label} names {name}, which is {adapter.kind.value}")
         elif rule.link_layer and not any(p.link_layer == rule.link_layer for p in adapter.ports):
             layers = some(sorted({p.link_layer for p in adapter.ports}))
             bad.append(f"{rule.label} is {rule.link_layer.value}, {name} is {layers}")
-    return Finding(f"Not what the fabric is declared to be: {some(bad)}.") if bad else None
+        elif any(bond_member(adapter, p) for p in adapter.ports) and suggested(facts, rule):
+            bad.append(f"{rule.label} names {name}, a member of {adapter.bond}, which its other adapters are not")
+        wrong += [rule] * (len(bad) - before)
+    return Finding(f"Not what the fabric is declared to be: {some(bad)}.", _instead(facts, wrong)) if bad else None
 
 
 def _management(facts: Facts) -> Finding | None:
@@ -238,7 +297,7 @@ CHECKS = (
           "agent.yaml names an adapter that is not here. Equal machines number them differently.", BECAUSE),
     Check("fabric.declared.wrong-type", Severity.FAIL, ("rules", "adapters"), _wrong_type,
           "Correct the rule, or set the port's protocol (mlxconfig LINK_TYPE_P1) and power the machine off and on.",
-          "A named adapter speaks another protocol than the fabric, or is of a kind that carries none.", BECAUSE),
+          "A named adapter speaks another protocol than the fabric, is of a kind that carries none, or alone is in a bond.", BECAUSE),
     Check("fabric.declared.nvlink-mgmt", Severity.FAIL, ("rules", "adapters"), _management,
           "Take them out of the rule.",
           "Some boards show the management of their NVLink switches as InfiniBand adapters.", BECAUSE),

@@ -110,13 +110,14 @@ def _roce(facts: Facts) -> Finding | None:
 
 
 def _unreadable(facts: Facts) -> Finding | None:
-    said: dict[str, str] = {}
+    said: dict[str, list[str]] = {}
     for c in facts.counters:
         if c.trouble:
-            said.setdefault(_name(c), c.trouble)
+            said.setdefault(_name(c), []).append(c.trouble)
         elif c.name == FLAP_COUNTER and c.after in _WIDE:
-            said.setdefault(_name(c), f"{c.name} has run full at {c.after} and says nothing any more")
-    return Finding(f"Not all counters can be read: {some([f'{k} ({v})' for k, v in said.items()])}.") if said else None
+            said.setdefault(_name(c), []).append(f"{c.name} has run full at {c.after} and says nothing any more")
+    each = [f"{port} ({'; '.join(dict.fromkeys(troubles))})" for port, troubles in said.items()]
+    return Finding(f"Not all counters can be read: {some(each)}.") if each else None
 
 
 def _mtu(facts: Facts) -> Finding | None:
