@@ -31,6 +31,10 @@ class OperatorError(LlmgwError):
     """Something that the operator wrote, or the machine they gave us, cannot work as it is."""
 
 
+class UnknownError(OperatorError):
+    """What was named is not there: a node, a replica, a revision."""
+
+
 class PeerError(LlmgwError):
     """The other end of a connection did something wrong, or went away."""
 

@@ -13,7 +13,7 @@ from attrs import define, field
 from llmgw.doctor.document import from_json
 from llmgw.doctor.facts import Facts
 from llmgw.doctor.siblings import Unequal, unequal
-from llmgw.errors import OperatorError
+from llmgw.errors import OperatorError, UnknownError
 from llmgw.link.messages import Command, CommandResult, DoctorReport, RunDoctor
 
 ANSWER_S = 40.0
@@ -63,7 +63,7 @@ class Doctors:
         known = tuple(self._nodes())
         for node in nodes:
             if node not in known:
-                raise OperatorError(f"node {node[:100]}", "has never registered", "see llmgw ctl nodes")
+                raise UnknownError(f"node {node[:100]}", "has never registered", "see llmgw ctl nodes")
         asked = [await self._ask(node) for node in nodes or known]
         with trio.move_on_after(ANSWER_S):
             for one in asked:

@@ -10,7 +10,7 @@ from collections.abc import Callable
 
 from attrs import frozen
 
-from llmgw.errors import LlmgwError, OperatorError
+from llmgw.errors import LlmgwError, OperatorError, UnknownError
 from llmgw.link import identity, tokens
 from llmgw.link.authority import Issuer, fingerprint, requested_key
 from llmgw.link.identity import Certificate, Rules
@@ -85,7 +85,7 @@ class Enrolment:
         row = await self._store.token(token)
         event = self._event("token.revoke", "" if row is None else row.node, by, f"token {token}")
         if row is None or not await self._store.revoke_token(token, self._clock(), event):
-            raise OperatorError(
+            raise UnknownError(
                 f"token {token[:20]}", "is not there, or is used or revoked already", "see: llmgw ctl token list"
             )
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from llmgw.errors import OperatorError
+from llmgw.errors import OperatorError, UnknownError
 from llmgw.server.agents import Agents
 from llmgw.server.cluster import Cluster
 from llmgw.server.identities import Identities
@@ -21,6 +21,6 @@ async def forget(node: str, by: str, cluster: Cluster, agents: Agents, identitie
         )
     known = cluster.row(node) is not None
     if not await identities.forget(node, by) and not known:
-        raise OperatorError(f"node {node}", "is not known", "see: llmgw ctl nodes")
+        raise UnknownError(f"node {node}", "is not known", "see: llmgw ctl nodes")
     if not agents.connected(node):  # it may have come back while the store was busy
         cluster.forget(node)

@@ -13,7 +13,7 @@ import trio
 from attrs import evolve
 from cryptography import x509
 
-from llmgw.errors import OperatorError
+from llmgw.errors import OperatorError, UnknownError
 from llmgw.link import identity
 from llmgw.link.authority import fingerprint
 from llmgw.link.identity import Certificate, Denied, DenyKind, DenyList, Rules
@@ -314,7 +314,7 @@ class Identities:
         value = normal(kind, value)
         node = value if kind == DenyKind.NODE else ""
         if not await self._store.lift(kind, value, self._event("node.lift", node, by, f"{kind} {value}")):
-            raise OperatorError(f"{kind} {value}", "is not denied", "see: llmgw ctl deny list")
+            raise UnknownError(f"{kind} {value}", "is not denied", "see: llmgw ctl deny list")
         await self._read_denied()
 
     async def denied(self) -> tuple[DenyRow, ...]:

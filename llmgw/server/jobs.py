@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterable
 
 from attrs import evolve
 
-from llmgw.errors import OperatorError
+from llmgw.errors import OperatorError, UnknownError
 from llmgw.link.messages import CancelJob, JobCommand, RunJob
 from llmgw.scheduler import jobs as rules
 from llmgw.scheduler.jobs import Fetch, Install, JobReport, JobSpec, check_install
@@ -76,7 +76,7 @@ class Jobs:
     def row(self, job: str) -> JobRow:
         """One job. Raises :class:`OperatorError`."""
         if (row := self._rows.get(job)) is None:
-            raise OperatorError(f"job {job[:100]}", "is not known", "see llmgw ctl jobs")
+            raise UnknownError(f"job {job[:100]}", "is not known", "see llmgw ctl jobs")
         return row
 
     async def fetch(self, node: str, what: str, by: str, *, update: bool = False) -> tuple[JobRow, ...]:
@@ -112,7 +112,7 @@ class Jobs:
 
     async def _run(self, node: str, spec: JobSpec, by: str) -> JobRow:
         if node not in set(self._nodes()):
-            raise OperatorError(f"node {node[:100]}", "has never registered", "see llmgw ctl nodes")
+            raise UnknownError(f"node {node[:100]}", "has never registered", "see llmgw ctl nodes")
         row = JobRow(node, rules.queued(spec, self._clock()), spec)
         await self._save(row, Act(self._clock(), by, "job.run", spec.id, "", self._about(row)))
         self._log.info("job", job=spec.id, node=node, subject=spec.subject)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from llmgw.errors import OperatorError
+from llmgw.errors import OperatorError, UnknownError
 from llmgw.scheduler.drains import Effect, drain_effect, order_effect
 from llmgw.scheduler.orders import Drained, Order, OrderKind
 from llmgw.scheduler.state import Goal, Replica
@@ -88,14 +88,14 @@ class Operations:
     def _known(self, node: str) -> None:
         if self._cluster.row(node) is None:
             known = self._cluster.nodes()
-            raise OperatorError(f"node {node[:200]}", "is not known", nearest(node, known) or "see: llmgw ctl nodes")
+            raise UnknownError(f"node {node[:200]}", "is not known", nearest(node, known) or "see: llmgw ctl nodes")
 
     def _row(self, replica: str) -> Replica:
         found = next((r for r in self._cluster.replicas if r.id == replica), None)
         if found is None:
             names = [r.id for r in self._cluster.replicas]
             remedy = nearest(replica, names) or "see: llmgw ctl replicas"
-            raise OperatorError(f"replica {replica[:200]}", "is not known", remedy)
+            raise UnknownError(f"replica {replica[:200]}", "is not known", remedy)
         return found
 
 

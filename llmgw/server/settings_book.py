@@ -12,7 +12,7 @@ from pathlib import Path
 
 import trio
 
-from llmgw.errors import OperatorError
+from llmgw.errors import OperatorError, UnknownError
 from llmgw.settings.document import Settings
 from llmgw.settings.load import load_settings
 from llmgw.store.api import SETTINGS_CHANGED, History, SettingsRevision
@@ -107,7 +107,7 @@ class SettingsBook:
         """One revision. Raises :class:`OperatorError`."""
         found = await self._history.revision(number)
         if found is None:
-            raise OperatorError(f"revision {number}", "there is none of this number", "see llmgw ctl config history")
+            raise UnknownError(f"revision {number}", "there is none of this number", "see llmgw ctl config history")
         return found
 
     async def rows(self, limit: int, before: int | None = None) -> tuple[SettingsRevision, ...]:

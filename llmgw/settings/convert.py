@@ -60,6 +60,8 @@ def _flag(value: Any, _kind: Any) -> bool:
 
 def _whole(value: Any, _kind: Any) -> int:
     if isinstance(value, int) and not isinstance(value, bool):
+        if not -(2**63) <= value < 2**63:  # no store has a place for it
+            raise WrongValue("a whole number of at most 64 bits", value)
         return int(value)
     raise WrongValue("a whole number", value)
 

@@ -15,7 +15,7 @@ from starlette.requests import Request
 from starlette.responses import PlainTextResponse, Response
 from starlette.routing import Match, Route, WebSocketRoute, compile_path
 
-from llmgw.errors import OperatorError
+from llmgw.errors import OperatorError, UnknownError
 from llmgw.store.database import StoreError
 from llmgw.web import planning, views
 from llmgw.web.access import Access, NobodyKnown, Role, same_origin
@@ -111,7 +111,8 @@ def app(
             except StoreError as failed:
                 return _error(503, f"{failed.thing}: {failed.reason}", failed.remedy)
             except OperatorError as wrong:
-                return _error(400, f"{wrong.thing}: {wrong.reason}", wrong.remedy)
+                status = 404 if isinstance(wrong, UnknownError) else 400
+                return _error(status, f"{wrong.thing}: {wrong.reason}", wrong.remedy)
             return found if isinstance(found, Response) else _json(found)
 
         return endpoint

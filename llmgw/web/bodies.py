@@ -53,10 +53,17 @@ def shaped(value: Any, kind: type[Any]) -> Any:
     try:
         return _CONVERTER.structure(value, kind)
     except cattrs.BaseValidationError as wrong:
-        raise RefusedBody(400, "; ".join(cattrs.transform_error(wrong))[:500], "see docs/ctl.md") from wrong
+        raise RefusedBody(
+            400, "; ".join(cattrs.transform_error(wrong, format_exception=_words))[:500], "see docs/ctl.md"
+        ) from wrong
     except (ValueError, TypeError, KeyError, AttributeError) as wrong:
         # What is no object at all fails before anything of it is looked at.
         raise RefusedBody(400, f"is not what is wanted here: {str(wrong)[:500]}", "see docs/ctl.md") from wrong
+
+
+def _words(wrong: BaseException, kind: type | None) -> str:
+    """What is wrong with one value; what a whole object's fields may not be is said by their own check."""
+    return str(wrong) if kind is None and isinstance(wrong, ValueError) else cattrs.v.format_exception(wrong, kind)
 
 
 async def structured(request: Request, kind: type[Any]) -> Any:

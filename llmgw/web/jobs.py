@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable
-from contextlib import aclosing
 from typing import Any, Protocol
 
 import attrs
-import orjson
 from attrs import frozen
 from starlette.requests import Request
 from starlette.responses import Response
@@ -16,10 +14,8 @@ from starlette.routing import Route
 from llmgw.errors import OperatorError
 from llmgw.scheduler.jobs import Install, way
 from llmgw.store.api import JobRow
-from llmgw.web.bodies import actor, shaped
+from llmgw.web.bodies import actor, structured
 from llmgw.web.source import Source
-
-_MOST_BYTES = 2 * 1024 * 1024
 
 Answer = Callable[[Request], Awaitable[Any]]
 Guard = Callable[[Answer], Callable[[Request], Awaitable[Response]]]
@@ -80,21 +76,6 @@ def job_view(row: JobRow, now: float) -> dict[str, Any]:
     }
 
 
-def _refused(status: int, reason: str, remedy: str) -> Response:
-    body = orjson.dumps({"error": {"reason": reason, "remedy": remedy}})
-    return Response(body, status, {"cache-control": "no-store"}, "application/json")
-
-
-async def _body(request: Request) -> bytes:
-    body = b""
-    async with aclosing(request.stream()) as pieces:
-        async for piece in pieces:
-            body += piece
-            if len(body) > _MOST_BYTES:
-                raise OperatorError("the request", f"is larger than {_MOST_BYTES} bytes", "")
-    return body
-
-
 def job_routes(jobs: Jobs, source: Source, guarded: Guard) -> list[Route]:
     """``GET`` and ``POST /api/v1/jobs``, ``GET /api/v1/jobs/ID``, ``POST /api/v1/jobs/ID/cancel``."""
 
@@ -106,31 +87,18 @@ def job_routes(jobs: Jobs, source: Source, guarded: Guard) -> list[Route]:
         return view(*jobs.rows())
 
     async def one(request: Request) -> Any:
-        try:
-            return view(jobs.row(request.path_params["job"]))
-        except OperatorError as unknown:
-            return _refused(404, f"{unknown.thing} {unknown.reason}", unknown.remedy)
+        return view(jobs.row(request.path_params["job"]))
 
     async def begin(request: Request) -> Any:
-        try:
-            asked = shaped(orjson.loads(await _body(request)), JobRequest)
-            if asked.fetch is not None and asked.install is None:
-                return view(
-                    *await jobs.fetch(asked.node, asked.fetch.weights, actor(request), update=asked.fetch.update)
-                )
-            if asked.install is not None and asked.fetch is None:
-                return view(await jobs.install(asked.node, asked.install, actor(request)))
-        except orjson.JSONDecodeError:
-            return _refused(400, "the body is no JSON", "")
-        except OperatorError as refused:
-            return _refused(400, f"{refused.thing}: {refused.reason}", refused.remedy)
-        return _refused(400, "name either fetch or install", "")
+        asked: JobRequest = await structured(request, JobRequest)
+        if asked.fetch is not None and asked.install is None:
+            return view(*await jobs.fetch(asked.node, asked.fetch.weights, actor(request), update=asked.fetch.update))
+        if asked.install is not None and asked.fetch is None:
+            return view(await jobs.install(asked.node, asked.install, actor(request)))
+        raise OperatorError("the body", "should have either fetch or install", "see docs/ctl.md")
 
     async def cancel(request: Request) -> Any:
-        try:
-            return view(await jobs.cancel(request.path_params["job"], actor(request), "cancelled by an operator"))
-        except OperatorError as unknown:
-            return _refused(404, f"{unknown.thing} {unknown.reason}", unknown.remedy)
+        return view(await jobs.cancel(request.path_params["job"], actor(request), "cancelled by an operator"))
 
     return [
         Route("/api/v1/jobs", guarded(every), methods=["GET"]),

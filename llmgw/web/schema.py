@@ -11,6 +11,8 @@ from typing import Any, Union, get_args, get_origin, get_type_hints
 
 import attrs
 
+from llmgw.web.shapes import SCHEMA
+
 Json = dict[str, Any]
 _DRAFT = "https://json-schema.org/draft/2020-12/schema"
 _PLAIN: dict[type, str] = {str: "string", bool: "boolean", int: "integer", float: "number", type(None): "null"}
@@ -59,7 +61,7 @@ class Definitions:
             self.made[name] = {
                 "type": "object",
                 "description": _said(kind),
-                "properties": {f.name: self._type(hints[f.name]) for f in fields},
+                "properties": {f.name: self._type(hints[f.name]) | f.metadata.get(SCHEMA, {}) for f in fields},
                 "required": [f.name for f in fields if not self._may_be_left_out or f.default is attrs.NOTHING],
             }
             if self._closed:

@@ -25,6 +25,7 @@ from llmgw.web import planning
 from llmgw.web.audit import number
 from llmgw.web.bodies import actor, structured
 from llmgw.web.jobs import Guard
+from llmgw.web.shapes import whole
 from llmgw.web.source import Source
 from llmgw.web.views import Json
 
@@ -66,7 +67,7 @@ class ChangeRequest:
     """The body of a change: the text, the revision that it was made from, and why."""
 
     text: str
-    base: int
+    base: int = whole(0, _MOST)
     reason: str = ""
 
 
@@ -74,8 +75,8 @@ class ChangeRequest:
 class RollbackRequest:
     """The body of a rollback: the revision whose text is to hold again, the newest one, and why."""
 
-    revision: int
-    base: int
+    revision: int = whole(1, _MOST)
+    base: int = whole(0, _MOST)
     reason: str = ""
 
 

@@ -70,16 +70,18 @@ async def test_begun_seen_and_cancelled(tmp_path: Path) -> None:
 async def test_what_is_refused(tmp_path: Path) -> None:
     async with admin(tmp_path) as it:
         for value, reason in (
-            (b"{", "the body is no JSON"),
-            ({"node": "n1"}, "name either fetch or install"),
+            (b"{", "is not valid JSON"),
+            ({"node": "n1"}, "either fetch or install"),
             ({"node": "n1", "fetch": {"weights": "hf:evil/x"}}, "is not in weights.sources"),
-            ({"node": "n9", "fetch": {"weights": "m"}}, "has never registered"),
             ({"node": "n1", "fetch": {"weights": 7}}, "expected str @ $.fetch.weights"),
             ({"node": "n1", "fetch": {"weights": "m"}, "more": 1}, "more"),
             (b" " * (2 * 1024 * 1024 + 1), "is larger than"),
         ):
             status, answer = await it.ask("jobs", value)
-            assert (status, reason in answer["error"]["reason"]) == (400, True), answer
+            refused = 413 if len(value) > 2**20 else 400
+            assert (status, reason in answer["error"]["reason"]) == (refused, True), answer
+        status, answer = await it.ask("jobs", {"node": "n9", "fetch": {"weights": "m"}})
+        assert (status, "has never registered" in answer["error"]["reason"]) == (404, True)
         assert (await it.ask("jobs/nope"))[0] == 404
         assert (await it.ask("jobs/nope/cancel", {}))[0] == 404
         assert (await it.ask("jobs", {"node": "n1", "fetch": {"weights": "m"}}, token="x"))[0] == 401

@@ -125,12 +125,17 @@ async def test_what_is_refused(tmp_path: Path) -> None:
             ("settings", {"text": TEXT, "base": 1, "why": ""}, 400, "why"),
             ("settings", {"text": more(), "base": 1, "reason": "x" * 501}, 400, "at most 500"),
             ("settings", {"text": "x" * 3_000_000, "base": 1}, 413, "larger than"),
-            ("settings/rollback", {"revision": 7, "base": 1}, 400, "none of this number"),
+            ("settings", {"text": more(), "base": 2**64 - 1}, 400, "base"),
+            ("settings", {"text": more(), "base": -1}, 400, "base"),
+            ("settings/rollback", {"revision": 2**64 - 1, "base": 1}, 400, "revision"),
+            ("settings/rollback", {"revision": 2**40, "base": 1}, 400, "revision"),
+            ("settings/rollback", {"revision": 7, "base": 1}, 404, "none of this number"),
         ]
         for path, body, code, said in bodies:
             status, answer = await it.ask(path, body)
             assert (status, said in answer["error"]["reason"]) == (code, True), answer
-        for path in ("settings?revision=9", "settings?revision=x", "settings/diff?from=0"):
+        assert (await it.ask("settings?revision=9"))[0] == 404
+        for path in ("settings?revision=x", "settings/diff?from=0"):
             assert (await it.ask(path))[0] == 400
         for path in ("settings", "settings/history", "settings/diff"):
             assert (await it.ask(path, token="x"))[0] == 401
