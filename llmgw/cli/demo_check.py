@@ -83,7 +83,11 @@ def _pids(run: DemoRun) -> dict[str, int]:
 
 def check(run: DemoRun) -> None:
     """Go through every promise; raises at the first that does not hold."""
-    api = client(run)
+    with client(run) as api:
+        _check(run, api)
+
+
+def _check(run: DemoRun, api: Any) -> None:
     say: Callable[[str, str], None] = run.say
     served = [m.id for m in api.models.list()]
     _require(set(served) == set(run.demo.models), f"/v1/models should list {run.demo.models}", served)

@@ -18,7 +18,11 @@ from llmgw.cli.demo_run import DemoRun, survivors
 
 @define
 class Stream:
-    """One streamed chat completion, read in a thread while the test does something to the daemons."""
+    """One streamed chat completion, read in a thread while the test does something to the daemons.
+
+    The client is the stream's own, and closed with it: what a failure's traceback held would else be found, unclosed,
+    by whichever test runs when it is collected.
+    """
 
     api: openai.OpenAI
     model: str
@@ -37,22 +41,26 @@ class Stream:
 
     def _read(self) -> None:
         try:
-            for chunk in self.api.chat.completions.create(
-                model=self.model,
-                messages=[{"role": "user", "content": "Count to a hundred."}],
-                max_tokens=self.tokens,
-                stream=True,
-                temperature=0,
-                timeout=60,
-            ):
-                if chunk.choices:
-                    self.text += chunk.choices[0].delta.content or ""
-                    self.finish = chunk.choices[0].finish_reason or self.finish
-                    if self.text:
-                        self.begun.set()
+            with self.api:
+                self._take()
         except Exception as failed:
             self.failure = failed
             self.begun.set()
+
+    def _take(self) -> None:
+        for chunk in self.api.chat.completions.create(
+            model=self.model,
+            messages=[{"role": "user", "content": "Count to a hundred."}],
+            max_tokens=self.tokens,
+            stream=True,
+            temperature=0,
+            timeout=60,
+        ):
+            if chunk.choices:
+                self.text += chunk.choices[0].delta.content or ""
+                self.finish = chunk.choices[0].finish_reason or self.finish
+                if self.text:
+                    self.begun.set()
 
     def result(self) -> str:
         assert self.thread is not None
@@ -71,12 +79,12 @@ class System:
     run: DemoRun
     lines: list[str]
 
-    @property
-    def openai(self) -> openai.OpenAI:
-        return openai.OpenAI(base_url=f"http://127.0.0.1:{self.demo.router_port}/v1", api_key="none", max_retries=0)
+    def client(self, key: str = "none") -> openai.OpenAI:
+        """A client of the router; the caller closes it."""
+        return openai.OpenAI(base_url=f"http://127.0.0.1:{self.demo.router_port}/v1", api_key=key, max_retries=0)
 
     def stream(self, tokens: int, model: str | None = None) -> Stream:
-        return Stream(self.openai, model or self.demo.models[0], tokens).start()
+        return Stream(self.client(), model or self.demo.models[0], tokens).start()
 
     def whole(self, tokens: int) -> str:
         """What a stream of so many tokens says when nobody disturbs it."""

@@ -208,9 +208,10 @@ class Real:
         return self.system.stream(tokens, MODEL)
 
     def chat(self, tokens: int) -> Any:
-        return self.system.openai.chat.completions.create(
-            model=MODEL, messages=[{"role": "user", "content": "Say something."}], max_tokens=tokens, timeout=30
-        )
+        with self.system.client() as client:
+            return client.chat.completions.create(
+                model=MODEL, messages=[{"role": "user", "content": "Say something."}], max_tokens=tokens, timeout=30
+            )
 
     def ask_engine(self, path: str, *, with_key: bool) -> tuple[int, str]:
         """Status and body of rank 0's own answer, past the router."""

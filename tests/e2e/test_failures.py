@@ -99,8 +99,8 @@ def test_server_drains_on_sigterm(system: System) -> None:
     system.run.server.send_signal(signal.SIGTERM)
     assert stream.result() == expected
     assert system.run.server.wait(5) == 0
-    with pytest.raises(openai.APIConnectionError):
-        system.openai.models.list()
+    with system.client() as client, pytest.raises(openai.APIConnectionError):
+        client.models.list()
 
 
 @pytest.mark.long

@@ -30,14 +30,23 @@ class Operator:
         return found
 
 
-def client(system: System, token: str) -> openai.OpenAI:
-    return openai.OpenAI(base_url=f"http://127.0.0.1:{system.demo.router_port}/v1", api_key=token, max_retries=0)
+def served_to(system: System, token: str) -> list[str]:
+    with system.client(token) as api:
+        return [m.id for m in api.models.list()]
+
+
+def closed(system: System) -> bool:
+    try:
+        served_to(system, "sk-any")
+    except openai.AuthenticationError:
+        return True
+    return False
 
 
 def complete(system: System, token: str, times: int = 1) -> None:
-    api, model = client(system, token), system.demo.models[0]
-    for _ in range(times):
-        api.completions.create(model=model, prompt="x", max_tokens=2)
+    with system.client(token) as api:
+        for _ in range(times):
+            api.completions.create(model=system.demo.models[0], prompt="x", max_tokens=2)
 
 
 @pytest.mark.long
@@ -55,24 +64,15 @@ def test_from_an_open_router_to_one_with_keys_and_through_kills(system: System) 
     assert system.run.server is not None
     system.run.server.send_signal(signal.SIGHUP)
 
-    def closed() -> bool:
-        try:
-            client(system, "sk-any").models.list()
-        except openai.AuthenticationError:
-            return True
-        return False
-
-    system.until("the router to want keys", closed)
+    system.until("the router to want keys", lambda: closed(system))
     assert "clients need an API key; 1 are active" in me.ctl("status")
-    assert [m.id for m in client(system, token).models.list()] == [model]
+    assert served_to(system, token) == [model]
     complete(system, token, 5)
-    text = "".join(
-        c.choices[0].delta.content or ""
-        for c in client(system, token).chat.completions.create(
+    with system.client(token) as api:
+        chunks = api.chat.completions.create(
             model=model, messages=[{"role": "user", "content": "x"}], max_tokens=5, stream=True
         )
-    )
-    assert text
+        assert "".join(c.choices[0].delta.content or "" for c in chunks)
 
     # The control plane is killed; keys hold without it, and what is used then is counted once.
     system.run.server.kill()
@@ -137,16 +137,9 @@ def test_a_router_alone_is_closed_by_a_reload(prepared: System) -> None:
     served = "models: {elsewhere: {endpoints: ['http://127.0.0.1:9']}}\n"
     settings.write_text(served)
     prepared.run.start_server()
-    prepared.until("the table", lambda: [m.id for m in client(prepared, "sk-any").models.list()] == ["elsewhere"])
+    prepared.until("the table", lambda: served_to(prepared, "sk-any") == ["elsewhere"])
     settings.write_text(served + "router: {auth: keys}\n")
     assert prepared.run.server is not None
     prepared.run.server.send_signal(signal.SIGHUP)
 
-    def closed() -> bool:
-        try:
-            client(prepared, "sk-any").models.list()
-        except openai.AuthenticationError:
-            return True
-        return False
-
-    prepared.until("the router to want keys", closed)
+    prepared.until("the router to want keys", lambda: closed(prepared))

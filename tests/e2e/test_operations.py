@@ -22,7 +22,7 @@ pytestmark = pytest.mark.e2e
 def load(system: System) -> Iterator[list[str]]:
     """Requests one after the other for as long as the block lasts; yields what failed."""
     failed: list[str] = []
-    api = system.openai
+    api = system.client()
     over = threading.Event()
 
     def ask() -> None:

@@ -116,9 +116,10 @@ def test_rank_1_killed(pair: Real) -> None:
 def refused(pair: Real) -> bool:
     """Whether the router has nobody for a request."""
     try:
-        pair.system.openai.chat.completions.create(
-            model="tiny", messages=[{"role": "user", "content": "x"}], max_tokens=1, timeout=1
-        )
+        with pair.system.client() as client:
+            client.chat.completions.create(
+                model="tiny", messages=[{"role": "user", "content": "x"}], max_tokens=1, timeout=1
+            )
     except openai.APITimeoutError:
         return False
     except openai.InternalServerError as said:

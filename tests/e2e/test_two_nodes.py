@@ -128,7 +128,7 @@ def test_a_node_without_its_fabric_is_named(prepared: System) -> None:
 
         wanted = "needs one fabric over 2 nodes of h100-80g: rack-1 has 1 (demo-node"
         prepared.until("the reason", lambda: wanted in reason() and "second-node is on no fabric" in reason())
-        with pytest.raises(openai.APIStatusError):
-            prepared.openai.chat.completions.create(model="demo-small", messages=[{"role": "user", "content": "x"}])
+        with prepared.client() as client, pytest.raises(openai.APIStatusError):
+            client.chat.completions.create(model="demo-small", messages=[{"role": "user", "content": "x"}])
     finally:
         both.second.stop()

@@ -277,7 +277,12 @@ async def test_the_openai_client(folder: Path) -> None:
 
 
 def use_client(port: int) -> None:
-    client = openai.OpenAI(base_url=f"http://127.0.0.1:{port}/v1", api_key="client", max_retries=0, timeout=10)
+    url = f"http://127.0.0.1:{port}/v1"
+    with openai.OpenAI(base_url=url, api_key="client", max_retries=0, timeout=10) as client:
+        ask_as_its_users(client)
+
+
+def ask_as_its_users(client: openai.OpenAI) -> None:
     deadline = time.monotonic() + 5
     while "org/m" not in [m.id for m in client.models.list()]:
         assert time.monotonic() < deadline

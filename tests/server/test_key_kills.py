@@ -131,11 +131,16 @@ async def test_the_openai_client_raises_what_its_users_expect(tmp_path: Path) ->
 
 def use_client(port: int, token: str) -> None:
     client = partial(openai.OpenAI, base_url=f"http://127.0.0.1:{port}/v1", max_retries=0, timeout=10)
-    mine, messages = client(api_key=token), [{"role": "user", "content": "hi"}]
+    with client(api_key="sk-wrong") as stranger, pytest.raises(openai.AuthenticationError, match="Incorrect API key"):
+        stranger.models.list()
+    with client(api_key=token) as mine:
+        ask_as_its_users(mine)
+
+
+def ask_as_its_users(mine: openai.OpenAI) -> None:
+    messages = [{"role": "user", "content": "hi"}]
     chat = mine.chat.completions.with_raw_response.create
     assert [m.id for m in mine.models.list()] == ["m"]
-    with pytest.raises(openai.AuthenticationError, match="Incorrect API key"):
-        client(api_key="sk-wrong").models.list()
     with pytest.raises(openai.PermissionDeniedError, match="not for the model 'other'"):
         chat(model="other", messages=messages)  # type: ignore[call-overload]
     chunks = list(mine.chat.completions.create(model="m", messages=messages, stream=True))  # type: ignore[call-overload]
