@@ -10,6 +10,7 @@ from attrs import define, field
 
 from llmgw import __version__
 from llmgw.errors import OperatorError, PeerError
+from llmgw.link.attempts import host_of
 from llmgw.link.codec import Unknown, UnsendableError
 from llmgw.link.identity import Certificate
 from llmgw.link.messages import (
@@ -42,6 +43,7 @@ from llmgw.link.messages import (
     WeightsFound,
     Welcome,
 )
+from llmgw.link.repeats import Repeats, gist
 from llmgw.link.session import Session
 from llmgw.server.admission import Presence, Sessions, admit, started_again
 from llmgw.server.cluster import Cluster
@@ -152,7 +154,7 @@ class Agents:
         self._clock = clock
         self._sessions: dict[str, _NodeSession] = {}
         self._begun = Sessions()
-        self._often: set[str] = set()
+        self._repeats = Repeats()
         self._log = logger("agents")
 
     def dispatch(self, node: str, commands: Iterable[Command]) -> None:
@@ -217,7 +219,7 @@ class Agents:
             await session.refuse(refused)
             return
         self._begun.began(node, trio.current_time())
-        self._often.discard(node)
+        self._repeats.over(f"{node}@{host_of(session.remote)}")
         if older is not None:
             self._log.warning("session replaced", node=node, old=older.session.remote, new=session.remote)
             if self._identities is not None:
@@ -271,17 +273,20 @@ class Agents:
         return older
 
     def _turned_away(self, node: str, there: Presence | None, new: Presence, session: Session) -> Refused | None:
-        """Why this agent must not have the node's session, said in the log too; ``None`` if it may."""
+        """Why this agent must not have the node's session, said in the log once a change; ``None`` if it may."""
+        now = trio.current_time()
         shown = str(session.chain[0]) if session.chain else "none"
-        if (refused := admit(node, there, new, shown)) is not None:
-            self._log.error("a second agent of one node", node=node, remote=session.remote, found=refused.found)
-            return refused
-        if (wait_s := self._begun.wait_s(node, trio.current_time())) <= 0:
+        what = "a second agent of one node"
+        refused = admit(node, there, new, shown)
+        if refused is None and (wait_s := self._begun.wait_s(node, now)) > 0:
+            what = "a node reconnects too often"
+            refused = self._begun.refusal(node, wait_s, shown)
+        if refused is None:
             return None
-        refused = self._begun.refusal(node, wait_s, shown)
-        if node not in self._often:  # once, not at every try
-            self._often.add(node)
-            self._log.error("a node reconnects too often", node=node, remote=session.remote, wanted=refused.wanted)
+        if times := self._repeats.times(f"{node}@{host_of(session.remote)}", gist(refused), now):
+            self._log.error(
+                what, node=node, remote=session.remote, wanted=refused.wanted, found=refused.found, times=times
+            )
         return refused
 
     async def _talk(self, node: str, mine: _NodeSession) -> str:
