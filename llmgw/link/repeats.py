@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import OrderedDict
+from collections.abc import Hashable
 
 from attrs import define
 
@@ -12,12 +13,11 @@ from llmgw.link.messages import Refused
 AGAIN_S = 600.0
 _CHANGES, _CHANGES_S = 10, 60.0
 _SUBJECTS = 4096
-_FOUND = 400
 
 
 @define
 class _Said:
-    what: object
+    what: int | None
     at: float
     times: int = 0
 
@@ -35,21 +35,22 @@ class Repeats:
         self._changes = Attempts(changes, _CHANGES_S)
         self._said: OrderedDict[str, _Said] = OrderedDict()
 
-    def times(self, subject: str, what: object, now: float) -> int:
+    def times(self, subject: str, what: Hashable, now: float) -> int:
         """For how many times saying it now stands; 0 for not saying it. ``now`` is in seconds and goes forward."""
+        told = hash(what)  # it may be long, and the peer's
         last = self._said.setdefault(subject, _Said(None, now))
         self._said.move_to_end(subject)
         if len(self._said) > _SUBJECTS:
             self._said.popitem(last=False)
         last.times += 1
-        if what == last.what:
+        if told == last.what:
             if now < last.at + self._again_s:
                 return 0
         elif self._changes.wait_s(subject, now) > 0:
             return 0
         else:
             self._changes.failed(subject, now)
-        last.what, last.at = what, now
+        last.what, last.at = told, now
         times, last.times = last.times, 0
         return times
 
@@ -61,4 +62,4 @@ class Repeats:
 
 def gist(refused: Refused) -> tuple[str, str, str]:
     """What makes a refusal another one. How far a clock is off is not looked at: it differs at every try."""
-    return refused.claim, refused.certificate, "" if refused.claim == "validity" else refused.found[:_FOUND]
+    return refused.claim, refused.certificate, "" if refused.claim == "validity" else refused.found
