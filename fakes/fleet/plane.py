@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING
 import trio
 
 from llmgw.errors import PeerError
+from llmgw.link.attend import attend
 from llmgw.link.messages import Refused, Register
-from llmgw.link.server import attend
 from llmgw.router.table import Table
 from llmgw.router.wire import Load
 from llmgw.scheduler.explain import Outcome

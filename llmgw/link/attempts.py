@@ -34,3 +34,8 @@ class Attempts:
         if times is None or len(times) < self._most:
             return 0.0
         return max(0.0, times[0] + self._window_s - now)
+
+
+def host_of(remote: str) -> str:
+    """The host of ``host:port``: who connects again comes from another port."""
+    return remote.rpartition(":")[0]

@@ -12,6 +12,8 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from types import MappingProxyType
 
+from llmgw.link.attempts import host_of
+
 _HEADER = 9
 _DATA = 0x0
 _NAMES: Mapping[int, str] = MappingProxyType(
@@ -123,7 +125,7 @@ class Crowd:
     @contextmanager
     def one_more(self, remote: str) -> Iterator[None]:
         """Count a connection while it is open."""
-        host = _host(remote)
+        host = host_of(remote)
         self._open[host] += 1
         try:
             yield
@@ -134,15 +136,11 @@ class Crowd:
 
     def too_many(self, remote: str) -> str | None:
         """Why a counted connection must end, if it must."""
-        host = _host(remote)
+        host = host_of(remote)
         if self._open[host] <= self._most:
             return None
         return f"{host} holds more than {self._most} connections (link.connections_per_address)"
 
     def hopeless(self, remote: str) -> bool:
         """Whether one more is not even worth a word."""
-        return self._open[_host(remote)] >= _HOPELESS * self._most
-
-
-def _host(remote: str) -> str:
-    return remote.rpartition(":")[0]
+        return self._open[host_of(remote)] >= _HOPELESS * self._most

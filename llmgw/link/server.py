@@ -17,8 +17,8 @@ from attrs import frozen
 
 from llmgw.errors import OperatorError, PeerError
 from llmgw.link import identity, joining
-from llmgw.link.attempts import Attempts
-from llmgw.link.codec import Unknown
+from llmgw.link.attempts import Attempts, host_of
+from llmgw.link.attend import Handler, attend
 from llmgw.link.flood import Crowd
 from llmgw.link.hello import offered_protocols
 from llmgw.link.identity import Certificate, Rules
@@ -27,23 +27,20 @@ from llmgw.link.messages import (
     CertificateIssued,
     Join,
     Joined,
-    Message,
     Refused,
     Register,
     RenewCertificate,
 )
-from llmgw.link.protocol import DEFAULT_LIMITS, LinkLimits, Role
+from llmgw.link.protocol import DEFAULT_LIMITS, LinkLimits
 from llmgw.link.renewal import RENEWAL
-from llmgw.link.session import Session, Watch, open_session, turn_away
+from llmgw.link.repeats import Repeats
+from llmgw.link.session import Watch, turn_away
 from llmgw.link.tcp import Metered, bound_unacknowledged
 from llmgw.link.tls import JOIN_ALPN, TlsError, TlsStream, handshake, verified_chain
 from llmgw.link.trust import Trust, TrustFiles
 from llmgw.settings.daemon import Address, LinkListener
 from llmgw.telemetry.logging import logger
 
-Handler = Callable[[Session, Register], Awaitable[None]]
-Check = Callable[[Register], Refused | None]
-Renew = Callable[[RenewCertificate], Awaitable[CertificateIssued | Refused]]
 _Kind = TypeVar("_Kind")
 
 _HANDSHAKES_PER_TURN = 8
@@ -54,7 +51,6 @@ _FAILURES, _FAILED_S = 20, 1.0
 """From so many failed handshakes a second on, an address gets the place of each back only after this time (seconds)."""
 
 _BACKLOG = 1024
-_HANG_UP_S = 2.0
 _log = logger("link")
 
 
@@ -106,7 +102,8 @@ async def serve(
     gate = gate or gate_of(listener)
     crowd = Crowd(listener.connections_per_address)
     watch = Watch(limits)
-    doors = _Doors(gate, handler, limits, handshake_s, wall, crowd, watch)
+    repeats = Repeats()
+    doors = _Doors(gate, handler, limits, handshake_s, wall, crowd, watch, repeats)
     turn = trio.Semaphore(_HANDSHAKES_PER_TURN)
     async with AsyncExitStack() as stack:
         try:
@@ -122,11 +119,12 @@ async def serve(
             try:
                 await doors.open(transport, remote, turn)
             except PeerError as ended:
-                _log.warning("connection not served", remote=remote, reason=ended.reason)
+                if times := repeats.times(host_of(remote), ended.reason, trio.current_time()):
+                    _log.warning("connection not served", remote=remote, reason=ended.reason, times=times)
                 if isinstance(ended, TlsError):
                     # It is told why by now. Who goes on like this finds its place among its address's still taken.
-                    failures.failed(_host(remote), trio.current_time())
-                    if failures.wait_s(_host(remote), trio.current_time()) > 0:
+                    failures.failed(host_of(remote), trio.current_time())
+                    if failures.wait_s(host_of(remote), trio.current_time()) > 0:
                         await trio.sleep(_FAILED_S)
 
         async def accept(transport: trio.SocketStream) -> None:
@@ -160,6 +158,7 @@ class _Doors:
         wall: Callable[[], float],
         crowd: Crowd,
         watch: Watch,
+        repeats: Repeats,
     ) -> None:
         self._gate = gate
         self._handler = handler
@@ -168,6 +167,7 @@ class _Doors:
         self._wall = wall
         self._crowd = crowd
         self._watch = watch
+        self._repeats = repeats
         self._joining: Counter[str] = Counter()
         self._attempts = Attempts()
 
@@ -180,13 +180,14 @@ class _Doors:
             stream: TlsStream = trio.SSLStream(Metered(transport), trust.link, server_side=True)
             await handshake(stream, f"agent at {remote}", by - trio.current_time())
             if (reason := self._crowd.too_many(remote)) is not None:
-                _log.warning("agent turned away", remote=remote, reason=reason)
+                if times := self._repeats.times(host_of(remote), reason, trio.current_time()):
+                    _log.warning("agent turned away", remote=remote, reason=reason, times=times)
                 await turn_away(stream, reason)
                 return
             await self._agent(stream, remote)
             return
         thing = f"somebody who wants to join at {remote}"
-        host = _host(remote)
+        host = host_of(remote)
         if self._joining[host] >= joining.AT_ONCE_ADDRESS or self._joining.total() >= joining.AT_ONCE:
             raise TlsError(
                 thing, f"{self._joining[host]} of this address and {self._joining.total()} in all are joining"
@@ -201,7 +202,7 @@ class _Doors:
             self._joining += Counter()  # drops those that are 0
 
     async def _join(self, welcome: joining.Welcome, request: Join, remote: str) -> Joined | Refused:
-        host = _host(remote)
+        host = host_of(remote)
         if (wait_s := self._attempts.wait_s(host, trio.current_time())) > 0:
             found = f"too many attempts from {host} that failed"
             return Refused("token", "fewer attempts", found, "none", f"try again in {wait_s:.0f} s")
@@ -242,6 +243,7 @@ class _Doors:
             chain=chain,
             renew=renew,
             watch=self._watch,
+            repeats=self._repeats,
         )
 
     def _outdated(self, chain: tuple[Certificate, ...], node: str) -> Refused | None:
@@ -280,66 +282,6 @@ async def _within(by: float, thing: str, within_s: float, work: Callable[[], Awa
         raise TlsError(thing, f"the TLS handshake was not begun within {within_s:g} s") from slow
 
 
-async def attend(
-    stream: trio.abc.Stream,
-    handler: Handler,
-    check: Check,
-    *,
-    peer: str,
-    remote: str,
-    limits: LinkLimits = DEFAULT_LIMITS,
-    chain: tuple[Certificate, ...] = (),
-    renew: Renew | None = None,
-    watch: Watch | None = None,
-) -> None:
-    """Serve one agent over a stream whose other end is ``peer``: first message, ``check``, handler.
-
-    ``chain`` is what it showed; the handler finds it in the session. ``renew`` answers one that comes only for a new
-    certificate. Raises :class:`~llmgw.link.session.PeerGone` when the agent never got as far as its handler.
-    """
-    async with open_session(stream, Role.SERVER, peer=peer, remote=remote, limits=limits, watch=watch) as session:
-        session.chain = chain
-        first = await session.receive()
-        if isinstance(first, RenewCertificate) and renew is not None:
-            await _renewed(session, await renew(first))
-            return
-        refused = check(first) if isinstance(first, Register) else _not_register(first)
-        if refused is not None:
-            await _refuse(session, refused)
-            return
-        assert isinstance(first, Register)
-        try:
-            await handler(session, first)
-        except PeerError as ended:
-            _log.info("session ended", node=first.node, remote=remote, reason=ended.reason)
-        except Exception:  # noqa: BLE001
-            # Caught here so that the agent learns of it too.
-            _log.exception("session failed", node=first.node, remote=remote)
-            session.close("the control plane failed to handle this session; its log says how")
-
-
-async def _refuse(session: Session, refused: Refused) -> None:
-    _log.warning(
-        "agent refused",
-        node=session.peer,
-        remote=session.remote,
-        claim=refused.claim,
-        wanted=refused.wanted,
-        found=refused.found,
-        certificate=refused.certificate,
-    )
-    await session.refuse(refused)
-
-
-async def _renewed(session: Session, answered: CertificateIssued | Refused) -> None:
-    if isinstance(answered, Refused):
-        await _refuse(session, answered)
-        return
-    await session.send(answered)
-    with trio.move_on_after(_HANG_UP_S):
-        await session.receive()  # the agent hangs up when it has it
-
-
 def _check(register: Register, chain: tuple[Certificate, ...], now: float, rules: Rules) -> Refused | None:
     clock = register.clock or None
     refused = identity.check(chain, register.node, now, rules, clock=clock)
@@ -354,15 +296,6 @@ def _no_renewal(chain: tuple[Certificate, ...]) -> Refused:
     wanted = "a certificate from whoever issues them here"
     remedy = "this control plane issues none (server.yaml has no link.issuing): have one issued, as the first one was"
     return Refused(RENEWAL, wanted, "a request to renew it", str(chain[0]), remedy)
-
-
-def _not_register(first: Message | Unknown) -> Refused:
-    found = first.tag if isinstance(first, Unknown) else type(first).__name__
-    return Refused("first message", "register", found, "", "this is no llmgw agent, or one that is too new")
-
-
-def _host(remote: str) -> str:
-    return remote.rpartition(":")[0]
 
 
 def _remote(transport: trio.SocketStream) -> str:

@@ -1,4 +1,4 @@
-"""The service that agents talk to: one session a node, what it reports, and the commands it is sent."""
+"""The service that agents talk to: one session a node, from its registration to its end, and what it is sent."""
 
 from __future__ import annotations
 
@@ -6,65 +6,33 @@ import math
 from collections.abc import Callable, Iterable
 
 import trio
-from attrs import define, field
 
 from llmgw import __version__
-from llmgw.errors import OperatorError, PeerError
-from llmgw.link.codec import Unknown, UnsendableError
-from llmgw.link.identity import Certificate
+from llmgw.errors import PeerError
+from llmgw.link.attempts import host_of
+from llmgw.link.codec import UnsendableError
 from llmgw.link.messages import (
     PROTOCOL,
-    CertificateIssued,
     Command,
-    CommandResult,
-    DoctorReport,
-    EnginesChanged,
-    ForgetShard,
-    HardwareChanged,
-    Heartbeat,
-    HeartbeatSeen,
-    IdentityHeld,
-    JobStatus,
-    LogChunk,
     LookForWeights,
-    NotUnderstood,
     Refused,
     Register,
-    RenewalRefused,
-    RenewCertificate,
-    RunJob,
-    ServerMessage,
-    SettingsApplied,
     SettingsChanged,
-    ShardStatus,
-    StartShard,
     TrustBundle,
-    WeightsFound,
     Welcome,
 )
+from llmgw.link.repeats import Repeats, gist
 from llmgw.link.session import Session
 from llmgw.server.admission import Presence, Sessions, admit, started_again
 from llmgw.server.cluster import Cluster
 from llmgw.server.doctors import Doctors
-from llmgw.server.enrolment import Granted
 from llmgw.server.identities import Identities
 from llmgw.server.jobs import Jobs
-from llmgw.server.logs import LogReader, Readers
-from llmgw.settings.agent_part import NodeSettings
-from llmgw.store.api import NodeRow, Store
+from llmgw.server.logs import LogReader
+from llmgw.server.node_session import NodeSession
+from llmgw.server.reports import Reports
+from llmgw.store.api import Store
 from llmgw.telemetry.logging import logger
-
-_REMEMBER_HEARD_S = 300.0
-"""A heartbeat alone is written down this often: after a restart silence counts from the restart anyway."""
-
-_FORGET_AGAIN_S = 60.0
-"""What an agent cannot forget yet is asked again after this time."""
-
-_SENT = 1000
-"""So many commands of a session are remembered, those longest not asked for forgotten first: they come for months."""
-
-_QUEUED = 200
-"""Beyond these nothing is queued for an agent that does not read; a later pass sends what it still wants."""
 
 _REFUSING_S = 0.4
 _PAST_S = 0.01
@@ -76,60 +44,6 @@ _SETTINGS_S = 1.0
 
 _ANSWER_S = 2.0
 """A machine that was started again is let in when its old session leaves a PING unanswered for so long."""
-
-_SILENT_BEATS = 5
-_PATIENCE_S = 15.0
-"""An agent that lets so many heartbeats go by, and at least this long, has no session; it may answer PINGs."""
-
-
-@define(eq=False)
-class _NodeSession:
-    session: Session
-    presence: Presence
-    replaced: trio.CancelScope
-    chain: tuple[Certificate, ...] = ()
-    granted: Granted | None = None
-    look: trio.Event = field(factory=trio.Event)
-    told: NodeSettings | None = None
-    told_at: float = 0.0
-    sent: dict[str, Command] = field(factory=dict)
-    again: dict[str, float] = field(factory=dict)
-    hardware: int = 0
-    queue: list[ServerMessage] = field(factory=list)
-    ready: trio.Event = field(factory=trio.Event)
-    readers: Readers = field(init=False)
-
-    def __attrs_post_init__(self) -> None:
-        self.readers = Readers(self.put)
-
-    @property
-    def full(self) -> bool:
-        return len(self.queue) >= _QUEUED
-
-    def put(self, message: ServerMessage) -> None:
-        self.queue.append(message)
-        self.ready.set()
-
-    def answer(self, message: NotUnderstood) -> None:
-        """Queue what the agent can do without, should it be one that asks much and reads nothing."""
-        if not self.full:
-            self.put(message)
-
-    def command(self, command: Command, now: float) -> None:
-        """Queue a command, unless this session has sent it already."""
-        name = command.command
-        known = self.sent.pop(name, None)
-        if known is None or now >= self.again.get(name, math.inf):
-            if self.full:
-                return
-            self.again.pop(name, None)
-            self.put(command)
-            known = command
-        self.sent[name] = known  # again at the end
-        if len(self.sent) > _SENT:
-            longest = next(iter(self.sent))
-            del self.sent[longest]
-            self.again.pop(longest, None)
 
 
 class Agents:
@@ -145,14 +59,13 @@ class Agents:
         doctors: Doctors | None = None,
     ) -> None:
         self._jobs = jobs
-        self._doctors = doctors
         self._identities = identities
         self._cluster = cluster
-        self._store = store
         self._clock = clock
-        self._sessions: dict[str, _NodeSession] = {}
+        self._reports = Reports(cluster, store, clock, jobs, identities, doctors)
+        self._sessions: dict[str, NodeSession] = {}
         self._begun = Sessions()
-        self._often: set[str] = set()
+        self._repeats = Repeats()
         self._log = logger("agents")
 
     def dispatch(self, node: str, commands: Iterable[Command]) -> None:
@@ -217,7 +130,7 @@ class Agents:
             await session.refuse(refused)
             return
         self._begun.began(node, trio.current_time())
-        self._often.discard(node)
+        self._repeats.over(f"{node}@{host_of(session.remote)}")
         if older is not None:
             self._log.warning("session replaced", node=node, old=older.session.remote, new=session.remote)
             if self._identities is not None:
@@ -225,10 +138,10 @@ class Agents:
             older.replaced.cancel(reason=f"node {node} connected again from {session.remote}")
         reason = "closed by the agent"
         with trio.CancelScope() as replaced:
-            mine = _NodeSession(session, presence, replaced, session.chain)
+            mine = NodeSession(node, session, presence, replaced, session.chain)
             self._sessions[node] = mine
             try:
-                await self._remember(self._cluster.register(register, self._clock()))
+                await self._reports.remember(self._cluster.register(register, self._clock()))
                 self._log.info(
                     "node registered",
                     node=node,
@@ -262,7 +175,7 @@ class Agents:
                     self._cluster.disconnected(node, reason)
                     self._log.info("session ended", node=node, reason=reason)
 
-    async def _dead(self, node: str, new: Presence) -> _NodeSession | None:
+    async def _dead(self, node: str, new: Presence) -> NodeSession | None:
         """The node's open session, if it may be of the last boot of ``new`` and does not answer."""
         older = self._sessions.get(node)
         if older is None or not started_again(older.presence, new) or await older.session.answers(_ANSWER_S):
@@ -271,27 +184,30 @@ class Agents:
         return older
 
     def _turned_away(self, node: str, there: Presence | None, new: Presence, session: Session) -> Refused | None:
-        """Why this agent must not have the node's session, said in the log too; ``None`` if it may."""
+        """Why this agent must not have the node's session, said in the log once a change; ``None`` if it may."""
+        now = trio.current_time()
         shown = str(session.chain[0]) if session.chain else "none"
-        if (refused := admit(node, there, new, shown)) is not None:
-            self._log.error("a second agent of one node", node=node, remote=session.remote, found=refused.found)
-            return refused
-        if (wait_s := self._begun.wait_s(node, trio.current_time())) <= 0:
+        what = "a second agent of one node"
+        refused = admit(node, there, new, shown)
+        if refused is None and (wait_s := self._begun.wait_s(node, now)) > 0:
+            what = "a node reconnects too often"
+            refused = self._begun.refusal(node, wait_s, shown)
+        if refused is None:
             return None
-        refused = self._begun.refusal(node, wait_s, shown)
-        if node not in self._often:  # once, not at every try
-            self._often.add(node)
-            self._log.error("a node reconnects too often", node=node, remote=session.remote, wanted=refused.wanted)
+        if times := self._repeats.times(f"{node}@{host_of(session.remote)}", gist(refused), now):
+            self._log.error(
+                what, node=node, remote=session.remote, wanted=refused.wanted, found=refused.found, times=times
+            )
         return refused
 
-    async def _talk(self, node: str, mine: _NodeSession) -> str:
+    async def _talk(self, node: str, mine: NodeSession) -> str:
         """Send and receive until the session ends or must end; returns why it did."""
         reason = ""
         async with trio.open_nursery() as nursery:
 
             async def receive() -> None:
                 nonlocal reason
-                reason = await self._receive(node, mine)
+                reason = await self._reports.take_in(mine)
                 nursery.cancel_scope.cancel(reason="session ended")
 
             nursery.start_soon(self._send, mine)
@@ -305,7 +221,7 @@ class Agents:
                 nursery.cancel_scope.cancel(reason=reason)
         return reason
 
-    async def _until_refused(self, node: str, mine: _NodeSession, identities: Identities) -> Refused:
+    async def _until_refused(self, node: str, mine: NodeSession, identities: Identities) -> Refused:
         """Tell the node what to trust, now and when it changes, until it may not be this node any more."""
         told: TrustBundle | None = None
         while True:
@@ -319,7 +235,7 @@ class Agents:
             with trio.move_on_after(min(max(ends - self._clock(), 0.0) + _PAST_S, _LONGEST_LOOK_S)):
                 await mine.look.wait()
 
-    async def _send(self, mine: _NodeSession) -> None:
+    async def _send(self, mine: NodeSession) -> None:
         while True:
             await mine.ready.wait()
             mine.ready = trio.Event()
@@ -331,127 +247,3 @@ class Agents:
                     return  # the reader sees the same end, and says why
                 except UnsendableError as wrong:
                     self._log.error("a command cannot be sent", node=mine.session.peer, error=str(wrong))
-
-    async def _receive(self, node: str, mine: _NodeSession) -> str:
-        """Take in messages until the session ends; returns why it did."""
-        stored_at = self._clock()
-        while True:
-            try:
-                beat_s = self._cluster.settings.liveness.heartbeat_s
-                message = await mine.session.receive_within(max(_PATIENCE_S, _SILENT_BEATS * beat_s))
-            except PeerError as gone:
-                return gone.reason
-            now = self._clock()
-            self._cluster.heard(node, now)
-            row: NodeRow | None = None
-            match message:
-                case Heartbeat(sequence=sequence, loads=loads):
-                    mine.session.offer(HeartbeatSeen(sequence))
-                    self._cluster.worked(node, loads)
-                    if now - stored_at > _REMEMBER_HEARD_S:
-                        row = self._cluster.row(node)
-                case HardwareChanged(sequence=sequence, delta=delta):
-                    mine.hardware += 1
-                    if sequence != mine.hardware:
-                        # Its next registration says everything anew.
-                        return f"hardware change {sequence} does not follow {mine.hardware - 1}"
-                    row = self._cluster.rediscovered(node, delta)
-                case WeightsFound():
-                    row = self._cluster.found_weights(node, message)
-                case ShardStatus(report=report):
-                    self._log.info(
-                        "shard", node=node, shard=report.shard, generation=report.generation,
-                        state=report.state.value, reason=report.reason,
-                    )  # fmt: skip
-                    row = self._cluster.report(node, report, now)
-                case JobStatus(report=report):
-                    if self._jobs is not None:
-                        await self._jobs.reported(node, report)
-                case EnginesChanged():
-                    row = self._cluster.engines(node, message)
-                case RenewCertificate() if mine.full:
-                    pass  # one that asks much and reads nothing; it asks again
-                case RenewCertificate() if self._identities is not None:
-                    mine.put(await self._renewed(node, mine, message, self._identities))
-                case IdentityHeld() if self._identities is not None:
-                    if mine.granted is not None and message.serial == f"{mine.granted.chain[0].serial:x}":
-                        mine.chain, mine.granted = mine.granted.chain, None
-                    await self._identities.holds(node, message, mine.chain)
-                    mine.look.set()
-                case DoctorReport() if self._doctors is not None:
-                    self._doctors.reported(node, message)
-                case CommandResult():
-                    if self._doctors is not None:
-                        self._doctors.refused(node, message)
-                    await self._job_result(mine, message)
-                    row = self._result(node, mine, message, now)
-                case SettingsApplied():
-                    self._say_settings(node, message)
-                    row = self._cluster.settings_said(node, message)
-                case NotUnderstood(tag="settings-changed"):
-                    row = self._cluster.settings_said(node, None)
-                case LogChunk():
-                    mine.readers.heard(message)
-                case NotUnderstood(tag="tail-log"):
-                    mine.readers.ended(f"the agent of {node} is of a version that cannot send logs; upgrade it")
-                case NotUnderstood(tag=tag):
-                    self._log.warning("agent does not understand a message", node=node, tag=tag)
-                    if self._doctors is not None and tag == "run-doctor":
-                        self._doctors.not_understood(node)
-                case Unknown(tag=tag):
-                    mine.answer(NotUnderstood(tag))
-                case _:
-                    self._log.warning("unexpected message", node=node, kind=type(message).__name__)
-            if row is not None:
-                stored_at = now
-                await self._remember(row)
-
-    def _say_settings(self, node: str, message: SettingsApplied) -> None:
-        if message.refused:
-            self._log.error("settings refused by a node", node=node, revision=message.revision, reason=message.refused)
-        else:
-            self._log.info("settings in force on a node", node=node, revision=message.revision)
-
-    async def _renewed(
-        self, node: str, mine: _NodeSession, message: RenewCertificate, identities: Identities
-    ) -> CertificateIssued | RenewalRefused:
-        """The answer to a node that wants a new certificate."""
-        granted = await identities.enrolment.renew(node, message, mine.session.remote)
-        if isinstance(granted, RenewalRefused):
-            self._log.warning("certificate not renewed", node=node, reason=granted.reason)
-            return granted
-        mine.granted = granted
-        return granted.message
-
-    async def _remember(self, row: NodeRow) -> None:
-        """Write a node's row down, and what it teaches.
-
-        A store that cannot take it must not cost us the node: it is all in memory too.
-        """
-        try:
-            if learned := self._cluster.learn(row, self._clock()):
-                await self._store.save_learned(learned)
-            await self._store.save_node(row)
-        except OperatorError as failed:
-            self._log.error("a node's report is not stored", node=row.id, error=str(failed))
-
-    async def _job_result(self, mine: _NodeSession, result: CommandResult) -> None:
-        command = mine.sent.get(result.command)
-        if self._jobs is not None and isinstance(command, RunJob) and not result.accepted:
-            await self._jobs.refused(command.job.id, result.reason, result.remedy)
-
-    def _result(self, node: str, mine: _NodeSession, result: CommandResult, now: float) -> NodeRow | None:
-        command = mine.sent.get(result.command)
-        if not result.accepted:
-            self._log.warning("command refused", node=node, command=result.command, reason=result.reason)
-        match command:
-            case StartShard() if not result.accepted:
-                said = f"{result.reason}. {result.remedy}" if result.remedy else result.reason
-                return self._cluster.refused(command, node, said, now)
-            case ForgetShard() if not result.accepted:
-                mine.again[result.command] = now + _FORGET_AGAIN_S
-                return None
-            case ForgetShard():
-                return self._cluster.forgotten(node, command.shard, command.generation)
-            case _:
-                return None

@@ -15,6 +15,7 @@ from llmgw.link import identity, tokens
 from llmgw.link.authority import Issuer, fingerprint, requested_key
 from llmgw.link.identity import Certificate, Rules
 from llmgw.link.messages import CertificateIssued, Join, Joined, Refused, RenewalRefused, RenewCertificate
+from llmgw.link.renewal import RENEWAL
 from llmgw.link.trust import Trust
 from llmgw.server.tokens import check_new, refusal
 from llmgw.settings.daemon import Issuing, LinkListener
@@ -22,7 +23,9 @@ from llmgw.store.identity import Event, HeldRow, IdentityStore, IssuedRow, Token
 from llmgw.telemetry.logging import logger
 
 _BETWEEN_S = 5.0
-"""A node gets a certificate at most this often over the link."""
+"""A node gets a certificate at most this often over the link, and so each is an event that can be found again."""
+
+_JUST_NOW, _LATER = "it was renewed a moment ago", f"ask again in {_BETWEEN_S:g} s"
 
 
 @frozen
@@ -123,9 +126,8 @@ class Enrolment:
 
     async def renew(self, node: str, request: RenewCertificate, remote: str) -> Granted | RenewalRefused:
         """Renew over an open session."""
-        newest = self.issued.get(node)
-        if newest is not None and 0 <= self._clock() - newest.at < _BETWEEN_S:
-            return RenewalRefused("it was renewed a moment ago", f"ask again in {_BETWEEN_S:g} s")
+        if self._just_issued(node):
+            return RenewalRefused(_JUST_NOW, _LATER)
         granted = await self._grant(node, request.request, remote, "renewed")
         if isinstance(granted, Refused):
             return RenewalRefused(f"{granted.claim}: {granted.found}", granted.remedy)
@@ -144,15 +146,18 @@ class Enrolment:
             found = "that it is connected, with another one"
         elif known is not None and known.serial != serial:
             found = f"that it showed serial {known.serial} at {identity.day(known.at)}"
+        elif self._just_issued(node):
+            return Refused(RENEWAL, "no more of them", _JUST_NOW, str(chain[0]), _LATER, _BETWEEN_S)
         else:
-            return await self._renew_expired(node, request, remote)
+            granted = await self._grant(node, request.request, remote, "node.renew-expired")
+            return granted if isinstance(granted, Refused) else granted.message
         copied = f"if this is no copy of yours: llmgw ctl deny serial {serial}"
         remedy = f"join again: llmgw ctl token create --node {node}; {copied}"
         return Refused("newest certificate", f"the certificate that node {node} had last", found, str(chain[0]), remedy)
 
-    async def _renew_expired(self, node: str, request: RenewCertificate, remote: str) -> CertificateIssued | Refused:
-        granted = await self._grant(node, request.request, remote, "node.renew-expired")
-        return granted if isinstance(granted, Refused) else granted.message
+    def _just_issued(self, node: str) -> bool:
+        newest = self.issued.get(node)
+        return newest is not None and 0 <= self._clock() - newest.at < _BETWEEN_S
 
     async def _grant(self, node: str, request: str, remote: str, kind: str) -> Granted | Refused:
         now = self._clock()

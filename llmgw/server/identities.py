@@ -6,6 +6,7 @@ Decisions are pure functions beside this (:mod:`~llmgw.server.tokens`, :mod:`~ll
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Callable, Sequence
 
@@ -15,6 +16,7 @@ from cryptography import x509
 
 from llmgw.errors import OperatorError, UnknownError
 from llmgw.link import identity
+from llmgw.link.attempts import host_of
 from llmgw.link.authority import fingerprint
 from llmgw.link.identity import Certificate, Denied, DenyKind, DenyList, Rules
 from llmgw.link.messages import (
@@ -23,6 +25,7 @@ from llmgw.link.messages import (
     TrustBundle,
 )
 from llmgw.link.renewal import spread_s
+from llmgw.link.repeats import Repeats, gist
 from llmgw.link.server import Gate
 from llmgw.link.trust import Trust, TrustFiles
 from llmgw.server import ca_acts
@@ -69,7 +72,7 @@ class Identities:
         )
         self._deny = DenyList()
         self._held: dict[str, HeldRow] = {}
-        self._told: dict[str, tuple[str, str]] = {}
+        self._repeats = Repeats(again_s=math.inf)
         self._events: list[Event] = []
         self._noted: Trust | None = None
         self._said = ""
@@ -205,16 +208,15 @@ class Identities:
 
     def turned_away(self, remote: str, node: str, refused: Refused) -> None:
         """An agent was refused; written down once a change."""
-        told = refused.claim, refused.certificate
-        if self._told.get(node) != told and len(self._events) < _TOLD:
-            if len(self._told) > _TOLD:
-                self._told.clear()
-            self._told[node] = told
+        if len(self._events) >= _TOLD:
+            return
+        who = f"{host_of(remote)} {refused.certificate}"  # the id is what it claims
+        if self._repeats.times(who, (node, *gist(refused)), trio.current_time()):
             self._events.append(self._event("refused", node, remote, f"{refused.claim}: {refused.found}"))
 
     def taken_over(self, node: str, old: str, new: str) -> None:
         """An agent took over the session of its node; written down when it comes from another address."""
-        if old.rpartition(":")[0] != new.rpartition(":")[0] and len(self._events) < _TOLD:
+        if host_of(old) != host_of(new) and len(self._events) < _TOLD:
             self._events.append(self._event("taken-over", node, new, f"the session of {old}, by the same state folder"))
 
     # What nodes hold

@@ -16,10 +16,10 @@ from llmgw.agent.epoch import Epoch
 from llmgw.agent.session import Link, Outbox
 from llmgw.errors import PeerError
 from llmgw.hardware.inventory import Host, Inventory
+from llmgw.link.attend import attend
 from llmgw.link.client import Backoff
 from llmgw.link.messages import Register
 from llmgw.link.protocol import DEFAULT_LIMITS, LinkLimits, Role
-from llmgw.link.server import attend
 from llmgw.link.session import Session, Unreached, open_session
 from llmgw.settings.daemon import Address, AgentConfig, TlsFiles
 

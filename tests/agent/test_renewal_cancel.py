@@ -14,6 +14,7 @@ import trio.testing
 
 from llmgw.agent.identity import NodeIdentity
 from llmgw.link import ca
+from llmgw.link.attend import attend
 from llmgw.link.authority import pem, requested_key
 from llmgw.link.messages import (
     CertificateIssued,
@@ -25,7 +26,6 @@ from llmgw.link.messages import (
 )
 from llmgw.link.own import OwnFiles
 from llmgw.link.protocol import Role
-from llmgw.link.server import attend
 from llmgw.link.session import PeerGone, Session, open_session
 from llmgw.link.tls import client_context
 from tests.link.samples import TRUST_DOMAIN, WELCOME, register

@@ -20,11 +20,12 @@ from hyperframe.frame import DataFrame, PingFrame
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from llmgw.link.attend import attend
 from llmgw.link.client import connect
 from llmgw.link.codec import UP, ExcessiveError, MalformedError, decode, encode
 from llmgw.link.messages import Message, NotUnderstood, Register
 from llmgw.link.protocol import Ended, LinkLimits, LinkProtocol, Role
-from llmgw.link.server import Gate, attend, gate_of, serve
+from llmgw.link.server import Gate, gate_of, serve
 from llmgw.link.session import PeerGone, Session, open_session
 from llmgw.link.tls import client_context
 from llmgw.settings.daemon import Address, LinkListener

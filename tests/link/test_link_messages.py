@@ -23,10 +23,10 @@ from fakes.fleet.store import Disk, MemoryStore
 from llmgw import __version__
 from llmgw.agent.dispatch import Dispatch
 from llmgw.link import messages
+from llmgw.link.attend import attend
 from llmgw.link.codec import DOWN, JOIN_ANSWERS, JOINING, UP, MalformedError, Unknown, converter, decode, encode
 from llmgw.link.messages import CommandResult, NotLeader, NotUnderstood, Refused, Register, Welcome
 from llmgw.link.protocol import Role
-from llmgw.link.server import attend
 from llmgw.link.session import PeerGone, Session, open_session
 from llmgw.server.agents import Agents
 from llmgw.server.cluster import Cluster

@@ -14,10 +14,11 @@ import trio.testing
 from attrs import evolve
 
 from llmgw.errors import OperatorError
+from llmgw.link.attend import Handler, attend
 from llmgw.link.client import connect
-from llmgw.link.messages import Heartbeat, NotUnderstood, Register, Welcome
+from llmgw.link.messages import EnginesChanged, Heartbeat, Message, NotUnderstood, Register, Welcome
 from llmgw.link.protocol import DEFAULT_LIMITS, LinkLimits, LinkProtocol, Role
-from llmgw.link.server import Handler, attend, serve
+from llmgw.link.server import serve
 from llmgw.link.session import LinkRefused, PeerGone, Session, open_session
 from llmgw.link.tls import client_context
 from llmgw.settings.daemon import Address, LinkListener
@@ -97,13 +98,23 @@ async def test_a_handler_that_returns_ends_the_session(pki: Pki) -> None:
                 await session.receive()
 
 
-async def test_the_first_message_must_be_register(pki: Pki) -> None:
-    async with listening(pki) as address:
+async def test_the_first_message_must_be_register(pki: Pki, capsys: pytest.CaptureFixture[str]) -> None:
+    async def refused(first: Message, found: str) -> None:
         async with connect(address, pki.node(), TRUST_DOMAIN) as session:
-            await session.send(Heartbeat(1))
-            with pytest.raises(LinkRefused, match="wanted register, found Heartbeat"):
+            await session.send(first)
+            with pytest.raises(LinkRefused, match=f"wanted register, found {found}"):
                 await session.receive()
+
+    async with listening(pki) as address:
+        for _ in range(4):
+            await refused(Heartbeat(1), "Heartbeat")
+        await refused(EnginesChanged((), ()), "EnginesChanged")
+        logged = [line for line in capsys.readouterr().out.splitlines() if "agent refused" in line]
+        assert len(logged) == 2, "once a change, not at every try"
+        assert "times=4" in logged[1]
         assert await is_welcomed(address, pki)
+        await refused(EnginesChanged((), ()), "EnginesChanged")
+        assert "agent refused" in capsys.readouterr().out, "it had gone well in between"
 
 
 async def test_agents_that_stall_anywhere_keep_nobody_out(pki: Pki) -> None:

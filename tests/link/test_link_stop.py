@@ -12,10 +12,11 @@ import trio.testing
 
 from fakes.fleet.store import Disk, MemoryStore
 from llmgw.errors import PeerError
+from llmgw.link.attend import attend
 from llmgw.link.client import connect
 from llmgw.link.messages import ForgetShard, Heartbeat, NotUnderstood, Register
 from llmgw.link.protocol import Ended, LinkLimits, LinkProtocol, Role
-from llmgw.link.server import attend, serve
+from llmgw.link.server import serve
 from llmgw.link.session import PeerGone, Session, open_session
 from llmgw.link.tls import client_context, handshake, server_context
 from llmgw.server.agents import Agents

@@ -11,9 +11,9 @@ import trio
 import trio.testing
 
 from fakes.fleet.store import Disk, MemoryStore
+from llmgw.link.attend import attend
 from llmgw.link.messages import DrainShard, Heartbeat, Register, Welcome
 from llmgw.link.protocol import Role
-from llmgw.link.server import attend
 from llmgw.link.session import PeerGone, Session, open_session
 from llmgw.server.agents import Agents
 from llmgw.server.cluster import Cluster

@@ -14,6 +14,7 @@ from attrs import evolve
 from llmgw.errors import OperatorError
 from llmgw.hardware.delta import diff
 from llmgw.hardware.inventory import Fault, Inventory
+from llmgw.link.attend import attend
 from llmgw.link.messages import (
     PROTOCOL,
     CommandResult,
@@ -30,7 +31,6 @@ from llmgw.link.messages import (
     Welcome,
 )
 from llmgw.link.protocol import Role
-from llmgw.link.server import attend
 from llmgw.link.session import PeerGone, Session, open_session
 from llmgw.router.table import Table
 from llmgw.scheduler.state import NodeState, Replica, ShardReport, ShardState

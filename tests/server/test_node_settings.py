@@ -12,6 +12,7 @@ import trio
 import trio.testing
 from attrs import evolve
 
+from llmgw.link.attend import attend
 from llmgw.link.messages import (
     PROTOCOL,
     HeartbeatSeen,
@@ -23,7 +24,6 @@ from llmgw.link.messages import (
     Welcome,
 )
 from llmgw.link.protocol import Role
-from llmgw.link.server import attend
 from llmgw.link.session import PeerGone, Session, open_session
 from llmgw.server.node_settings import NodeSettingsBook, applied, registered
 from llmgw.settings.agent_part import NOTHING_SAID, SettingsHeld, SettingsSaid, SettingsState, held

@@ -291,7 +291,7 @@ async def test_a_session_ends_with_its_certificate(tmp_path: Path) -> None:
         nursery.cancel_scope.cancel()
 
 
-async def test_one_certificate_on_two_machines(tmp_path: Path) -> None:
+async def test_one_certificate_on_two_machines(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """The second is refused and says who has it; the first is not disturbed, however often the second tries."""
     async with plane(tmp_path) as at, trio.open_nursery() as nursery:
         tls = await at.join()
@@ -315,10 +315,13 @@ async def test_one_certificate_on_two_machines(tmp_path: Path) -> None:
             while "refused" not in (events := await at.events()):
                 await trio.sleep(0.05)
         assert events.count("refused") == 1
+        logged = [line for line in capsys.readouterr().out.splitlines() if "a second agent of one node" in line]
+        assert len(logged) == 1, "at a change, not at every try"
         # A copy on the same machine, with a state folder of its own, is a second agent as well.
         third = Node(at, tls, tmp_path / "third", boot_id="boot-one")
         nursery.start_soon(third.link.run)
         await until(lambda: third.link.state.refused is not None)
+        assert "with the state folder" in capsys.readouterr().out, "another one is news"
         assert first.link.state.connected
         nursery.cancel_scope.cancel()
 

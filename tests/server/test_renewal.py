@@ -241,6 +241,10 @@ async def test_a_node_is_not_given_one_certificate_after_the_other(tmp_path: Pat
             while seen.count(RenewalRefused) < 3:  # it has joined a moment ago
                 seen.append(type(await session.receive()))
             assert CertificateIssued not in seen
+        expired = at.issue(days=1, now=time.time() - 3 * DAY_S, node="n2")
+        assert isinstance(await renewed(at, expired), CertificateIssued)
+        with pytest.raises(LinkRefused, match=r"refused because of the renewal: .* it was renewed a moment ago"):
+            await renewed(at, expired)
 
 
 # One CA after the other
