@@ -175,6 +175,8 @@ class RouterServer:
             listener.close()
             self.directory.close()
             watch.close()
+            if self.front.teller is not None:
+                self.front.teller.flush()
 
     async def _drained(self) -> None:
         """Wait for the requests under way, as long as they may take; idle connections end when their time is over."""
@@ -272,3 +274,5 @@ class RouterServer:
                 connection.sweep(now - _SWEEP_S)
             for engine in self.directory.sweep(now):
                 probes.start_soon(engine.probe, self._clock)
+            if self.front.teller is not None:
+                self.front.teller.flush()
