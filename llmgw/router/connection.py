@@ -87,6 +87,8 @@ class Connection:
         while rest is not None:
             try:
                 rest = await self._request(rest)
+                if rest:
+                    await trio.lowlevel.checkpoint()  # whoever sends many at once does not keep the others waiting
             except BadMessage as bad:
                 await self._refuse(errors.of_message(bad), self.request_id or self._shared.ids())
                 return
@@ -135,6 +137,8 @@ class Connection:
         while (end := buffer.find(b"\r\n\r\n")) < 0:
             if len(buffer) > MAX_HEAD_BYTES:
                 raise BadMessage(431, f"the request's head is longer than {MAX_HEAD_BYTES} bytes")
+            if buffer.count(b"\n") != buffer.count(b"\r\n"):
+                raise BadMessage(400, "a line of the request's head ends without CR")  # its end would never come
             self.deadline = by
             data = await self._client.receive()
             self.deadline = None

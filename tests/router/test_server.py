@@ -140,6 +140,17 @@ async def test_two_requests_sent_at_once_are_answered_in_order() -> None:
         assert [(await client.answer())[0] for _ in range(3)] == [200, 200, 200]
 
 
+async def test_whoever_sends_many_at_once_keeps_nobody_waiting() -> None:
+    async with router(e.answers) as it, it.client() as many, it.client() as other:
+        asked = b"GET /healthz HTTP/1.1\r\nhost: gw\r\n\r\n"
+        await many.send(asked * 1500 + asked.replace(b"host", b"connection: close\r\nhost"))
+        await other.send(asked)
+        assert (await other.answer())[0] == 200
+        there = it.server._connections
+        assert len(there) == 2, "the many are not through yet"
+        assert (await many.rest()).count(b"200 OK") == 1501
+
+
 async def test_own_routes() -> None:
     async with router(e.answers) as it, it.client() as client:
         await client.get(b"/v1/models")
@@ -191,6 +202,8 @@ async def test_own_routes() -> None:
         (b"POST /v1/chat/../completions HTTP/1.1\r\nhost: g\r\ncontent-length: 0\r\n\r\n", 404, "not_found"),
         (b"POST http://g/v1/chat/completions HTTP/1.1\r\nhost: g\r\ncontent-length: 0\r\n\r\n", 404, "not_found"),
         (b"GET /v1/models/nope HTTP/1.1\r\nhost: g\r\n\r\n", 404, "model_not_found"),
+        (b"POST /v1/chat/completions HTTP/1.1\nhost: g\ncontent-length: 13\n\n" + b'{"model":"m"}', 400, "bad_request"),
+        (b"POST /v1/chat/completions HTTP/1.1\r\nhost: g\r\ntransfer-encoding: chunked\r\n\r\nffffffff\r\n" + b"x" * 10_000_000, 413, "body_too_large"),
         (b"\x16\x03\x01\x02\x00\x01\x00\r\n\r\n", 400, "bad_request"),
         (b"POST /v1/chat/completions HTTP/1.1\r\n\r\n", 400, "bad_request"),
         (b"POST /v1/chat/completions HTTP/1.1\r\nhost: g\r\na: " + b"x" * 20000 + b"\r\n\r\n", 431, "bad_request"),
