@@ -45,7 +45,7 @@ _log = logger("router")
 @frozen
 class Shared:
     """What every connection of a worker shares. ``clock`` is for durations, ``ticker`` for deadlines;
-    ``ids`` makes the id of a request that has none."""
+    ``ids`` makes the id of a request that has none; ``readers`` are the threads that read large bodies."""
 
     directory: Directory
     metrics: RouterMetrics
@@ -57,6 +57,7 @@ class Shared:
     draining: Callable[[], bool]
     front: Front
     watch: Watch
+    readers: trio.CapacityLimiter
 
 
 class EngineFailed(Exception):
