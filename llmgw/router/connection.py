@@ -141,8 +141,9 @@ class Connection:
         while (end := buffer.find(b"\r\n\r\n")) < 0:
             if len(buffer) > MAX_HEAD_BYTES:
                 raise BadMessage(431, f"the request's head is longer than {MAX_HEAD_BYTES} bytes")
-            if buffer.count(b"\n") != buffer.count(b"\r\n"):
-                raise BadMessage(400, "a line of the request's head ends without CR")  # its end would never come
+            ends = buffer.count(b"\r\n")
+            if not buffer.count(b"\n") == ends == buffer.count(b"\r") - buffer.endswith(b"\r"):
+                raise BadMessage(400, "a line of the request's head ends without CR and LF")  # its end would never come
             self.deadline = by
             data = await self._client.receive()
             self.deadline = None

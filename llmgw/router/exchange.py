@@ -352,7 +352,11 @@ class Exchange:
         self._relaying, self._patience_s = relay, self._timeouts.idle_s
         why, between_chunks = "", False
         try:
-            relay.take(data, head)
+            try:
+                relay.take(data, head)
+            except BadMessage as bad:  # then nothing of it was sent
+                self.status = 0
+                raise EngineFailed(bad.reason) from bad
             while not relay.over:
                 if relay.unsent:
                     unsent, relay.unsent = relay.unsent, b""

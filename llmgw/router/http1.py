@@ -21,7 +21,9 @@ _MEMO_HEAD_BYTES = 2048
 """Heads up to this size are remembered: a client's heads are alike but for their length, and parsing is pure."""
 
 _TOKEN = rb"[!#$%&'*+\-.^_`|~0-9A-Za-z]+"
-_FIELDS = rb"(?P<fields>(?:" + _TOKEN + rb":[ \t]*[\x21-\x7e\x80-\xff \t]*\r\n)*)\r\n"
+_LINE = _TOKEN + rb":[ \t]*[\x21-\x7e\x80-\xff \t]*"
+_FIELD = re.compile(_LINE)
+_FIELDS = rb"(?P<fields>(?:" + _LINE + rb"\r\n)*)\r\n"
 _REQUEST = re.compile(rb"(?P<method>[A-Z]{1,20}) (?P<target>[\x21-\x7e]{1,8192}) HTTP/1\.(?P<minor>[01])\r\n" + _FIELDS)
 _RESPONSE = re.compile(
     rb"HTTP/1\.(?P<minor>[01]) (?P<status>[1-9][0-9][0-9])(?: [\x20-\x7e\x80-\xff\t]*)?\r\n" + _FIELDS
@@ -417,6 +419,8 @@ class ChunkDecoder:
             if end < 0:
                 if size - at > _MAX_SIZE_LINE:
                     raise BadMessage(400, "a chunk's size line is too long")
+                if data.find(b"\n", at) >= 0:
+                    raise BadMessage(400, "a line of the request's body ends without CR")
                 break
             line = data[at:end]
             at = end + 2
@@ -424,6 +428,8 @@ class ChunkDecoder:
                 self._trailer_bytes += len(line)
                 if self._trailer_bytes > _MAX_TRAILER_BYTES:
                     raise BadMessage(400, "the trailer is too long")
+                if line and not _FIELD.fullmatch(line):
+                    raise BadMessage(400, "the trailer is not valid HTTP/1.1")
                 self.finished = not line
                 continue
             match = _CHUNK_SIZE.fullmatch(line)

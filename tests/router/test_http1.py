@@ -181,6 +181,14 @@ def test_sizes_that_int_would_take(size: bytes) -> None:
             reader.feed(size + b"\r\nhello\r\n0\r\n\r\n")
 
 
+@pytest.mark.parametrize(
+    "wire", [b"3\nabc\n0\n\n", b"0\r\na: b\n\r\n\r\n", b"0\r\na\r\n\r\n", b"0\r\na: b\r\n c\r\n\r\n"]
+)
+def test_lines_of_a_body_that_others_may_read_otherwise(wire: bytes) -> None:
+    with pytest.raises(BadMessage):
+        ChunkDecoder().feed(wire)
+
+
 def test_a_chunk_longer_than_its_size_is_refused_wherever_it_is_cut() -> None:
     wire = b"3\r\nabcXY\r\n0\r\n\r\n"
     for at in range(len(wire)):
