@@ -17,7 +17,9 @@ import msgspec
 from llmgw.router.errors import ApiError
 from llmgw.router.media import refusal
 
-_ESCAPED_LETTERS = re.compile(rb"\\u00[67]").search
+_ESCAPED_LETTERS = re.compile(rb"\\u00(?:[67]|5[fF])").search
+"""Small letters and the underscore, which all the names in the APIs consist of."""
+
 _PARSED_DEPTH = 200
 """Deeper than any tool's schema, and far from what the parsers of engines give up at."""
 
@@ -111,7 +113,7 @@ def _too_deep() -> ApiError:
 
 def _read_whole(body: bytes, media_hosts: Sequence[str]) -> None:
     try:
-        whole = json.loads(body, object_pairs_hook=_Pairs, parse_int=str)
+        whole = json.loads(body, object_pairs_hook=_paired, parse_int=str)
     except RecursionError as wrong:
         raise _too_deep() from wrong
     except ValueError as wrong:
@@ -126,6 +128,12 @@ def _read_whole(body: bytes, media_hosts: Sequence[str]) -> None:
 
 class _Pairs(list[tuple[str, Any]]):
     """An object as it stands, with what is in it twice."""
+
+    __slots__ = ()
+
+
+def _paired(pairs: list[tuple[str, Any]]) -> _Pairs:
+    return _Pairs(pairs)  # in Python, so that whoever reads a large body in a thread lets others run
 
 
 def _first_twice(names: Iterator[str]) -> str | None:

@@ -17,6 +17,7 @@ ROOM = 1.25
 ROOM_LEAST = 4
 """And always while it has fewer than so many: a share of almost nothing is no reason to lose a cache."""
 
+_MESSAGES_MOST = 64
 _START_BYTES = 4096
 """How much of each message tells conversations apart."""
 
@@ -145,7 +146,7 @@ def conversation(start: bytes, session: bytes = b"") -> int | None:
     if not start.startswith(b"["):
         return zlib.crc32(start[:_START_BYTES])
     key = 0
-    for message in _messages(start):
+    for message in _messages(start)[:_MESSAGES_MOST]:
         part = bytes(message)
         key = zlib.crc32(part[:_START_BYTES], key)
         if b'"user"' in part or not part.startswith(b"{"):

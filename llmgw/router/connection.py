@@ -7,6 +7,7 @@ attributes that the server's sweeper looks at.
 from __future__ import annotations
 
 import socket
+from functools import partial
 
 import orjson
 import trio
@@ -38,6 +39,9 @@ LINGER_S = 5.0
 _READ_ANYWAY_BYTES = 64 * 1024
 """So much of a refused client's body is read, so that it hears why on a connection that lives on; with more of it on
 its way, closing would take the answer with it."""
+
+_LARGE_BYTES = 256 * 1024
+"""What is larger is read in a thread: one that consists of tiny things takes longer than others may wait."""
 
 _ANSWER_TOKENS = 256
 """How many new tokens a request counts for that does not bound them."""
@@ -87,6 +91,8 @@ class Connection:
         while rest is not None:
             try:
                 rest = await self._request(rest)
+                if rest:
+                    await trio.lowlevel.checkpoint()  # whoever sends many at once does not keep the others waiting
             except BadMessage as bad:
                 await self._refuse(errors.of_message(bad), self.request_id or self._shared.ids())
                 return
@@ -135,6 +141,9 @@ class Connection:
         while (end := buffer.find(b"\r\n\r\n")) < 0:
             if len(buffer) > MAX_HEAD_BYTES:
                 raise BadMessage(431, f"the request's head is longer than {MAX_HEAD_BYTES} bytes")
+            ends = buffer.count(b"\r\n")
+            if not buffer.count(b"\n") == ends == buffer.count(b"\r") - buffer.endswith(b"\r"):
+                raise BadMessage(400, "a line of the request's head ends without CR and LF")  # its end would never come
             self.deadline = by
             data = await self._client.receive()
             self.deadline = None
@@ -310,8 +319,11 @@ class Connection:
         directory = self._shared.directory
         if target.form:
             asked = asked_in_form(body, head.content_type)
-        else:
+        elif len(body) <= _LARGE_BYTES:
             asked = asked_in_json(body, directory.table.settings.media_hosts)
+        else:
+            hosts = directory.table.settings.media_hosts
+            asked = await trio.to_thread.run_sync(asked_in_json, body, hosts, limiter=self._shared.readers)
         served = directory.find(asked.model)
         model = asked.model if served is None else served.route.model
         self._asked = "" if served is None else model
@@ -354,7 +366,9 @@ class Connection:
                 salted = served.salted and target.path in SALTED
                 salt = _tenant(holder) if salted else None
                 if salted or model != asked.model:
-                    body = rewritten(body, None if model == asked.model else model, salt or None)
+                    made = partial(rewritten, body, None if model == asked.model else model, salt or None)
+                    large = len(body) > _LARGE_BYTES
+                    body = await trio.to_thread.run_sync(made, limiter=self._shared.readers) if large else made()
             return await self.exchange.run(served, body, tokens, key)
 
 

@@ -45,7 +45,7 @@ _log = logger("router")
 @frozen
 class Shared:
     """What every connection of a worker shares. ``clock`` is for durations, ``ticker`` for deadlines;
-    ``ids`` makes the id of a request that has none."""
+    ``ids`` makes the id of a request that has none; ``readers`` are the threads that read large bodies."""
 
     directory: Directory
     metrics: RouterMetrics
@@ -57,6 +57,7 @@ class Shared:
     draining: Callable[[], bool]
     front: Front
     watch: Watch
+    readers: trio.CapacityLimiter
 
 
 class EngineFailed(Exception):
@@ -351,7 +352,11 @@ class Exchange:
         self._relaying, self._patience_s = relay, self._timeouts.idle_s
         why, between_chunks = "", False
         try:
-            relay.take(data, head)
+            try:
+                relay.take(data, head)
+            except BadMessage as bad:  # then nothing of it was sent
+                self.status = 0
+                raise EngineFailed(bad.reason) from bad
             while not relay.over:
                 if relay.unsent:
                     unsent, relay.unsent = relay.unsent, b""

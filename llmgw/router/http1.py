@@ -21,7 +21,9 @@ _MEMO_HEAD_BYTES = 2048
 """Heads up to this size are remembered: a client's heads are alike but for their length, and parsing is pure."""
 
 _TOKEN = rb"[!#$%&'*+\-.^_`|~0-9A-Za-z]+"
-_FIELDS = rb"(?P<fields>(?:" + _TOKEN + rb":[ \t]*[\x21-\x7e\x80-\xff \t]*\r\n)*)\r\n"
+_LINE = _TOKEN + rb":[ \t]*[\x21-\x7e\x80-\xff \t]*"
+_FIELD = re.compile(_LINE)
+_FIELDS = rb"(?P<fields>(?:" + _LINE + rb"\r\n)*)\r\n"
 _REQUEST = re.compile(rb"(?P<method>[A-Z]{1,20}) (?P<target>[\x21-\x7e]{1,8192}) HTTP/1\.(?P<minor>[01])\r\n" + _FIELDS)
 _RESPONSE = re.compile(
     rb"HTTP/1\.(?P<minor>[01]) (?P<status>[1-9][0-9][0-9])(?: [\x20-\x7e\x80-\xff\t]*)?\r\n" + _FIELDS
@@ -122,6 +124,9 @@ def _request(head: bytes) -> RequestHead:
             raise BadMessage(431, f"more than {MAX_FIELDS} header fields")
         if name not in _NOT_FORWARDED:
             if name == b"content-type":
+                if name in seen:
+                    raise BadMessage(400, "the header field content-type stands there twice")
+                seen.add(name)
                 content_type = value
             elif name == b"content-encoding" and value.lower() != b"identity":
                 raise BadMessage(415, "bodies are taken as they are here, without Content-Encoding")
@@ -379,51 +384,63 @@ class ChunkWalker:
 
 
 class ChunkDecoder:
-    """Takes a chunked body apart, for where it cannot be passed on as it is."""
+    """Takes a chunked body apart, for where it cannot be passed on as it is. Holds no more than a line of it."""
 
     def __init__(self) -> None:
-        self._buffer = b""
-        self._need: int | None = None
-        self._trailer_bytes: int | None = None
+        self._held = b""  # the beginning of a line, or of the end of a chunk
+        self._left = 0  # bytes of the present chunk, and of the line end after it, that are still to come
+        self._trailer_bytes = -1  # below zero until the last chunk was seen
         self.finished = False
         self.rest = b""
 
     def feed(self, data: bytes) -> bytes:
-        """Take in more; returns what of the content it completed. After the end, ``rest`` is what came behind it.
+        """Take in more; returns what there is of the content. After the end, ``rest`` is what came behind it.
 
         Raises :class:`BadMessage` with 400.
         """
-        self._buffer += data
+        if self._held:
+            data, self._held = self._held + data, b""
         made: list[bytes] = []
+        at, size = 0, len(data)
         while not self.finished:
-            if self._need is not None:
-                if len(self._buffer) < self._need + 2:
+            if self._left > 2:
+                end = min(size, at + self._left - 2)
+                made.append(data[at:end])
+                self._left -= end - at
+                at = end
+            if self._left:
+                if self._left > 2 or size - at < 2:
                     break
-                if self._buffer[self._need : self._need + 2] != b"\r\n":
+                if data[at : at + 2] != b"\r\n":
                     raise BadMessage(400, "a chunk is longer than its size")
-                made.append(self._buffer[: self._need])
-                self._buffer = self._buffer[self._need + 2 :]
-                self._need = None
-                continue
-            line, found, rest = self._buffer.partition(b"\r\n")
-            if not found:
-                if len(self._buffer) > _MAX_SIZE_LINE:
+                at += 2
+                self._left = 0
+            end = data.find(b"\r\n", at, at + _MAX_SIZE_LINE + 2)
+            if end < 0:
+                if size - at > _MAX_SIZE_LINE:
                     raise BadMessage(400, "a chunk's size line is too long")
+                if data.find(b"\n", at) >= 0:
+                    raise BadMessage(400, "a line of the request's body ends without CR")
                 break
-            self._buffer = rest
-            if self._trailer_bytes is not None:
+            line = data[at:end]
+            at = end + 2
+            if self._trailer_bytes >= 0:
                 self._trailer_bytes += len(line)
                 if self._trailer_bytes > _MAX_TRAILER_BYTES:
                     raise BadMessage(400, "the trailer is too long")
-                if not line:
-                    self.finished, self.rest = True, self._buffer
+                if line and not _FIELD.fullmatch(line):
+                    raise BadMessage(400, "the trailer is not valid HTTP/1.1")
+                self.finished = not line
                 continue
             match = _CHUNK_SIZE.fullmatch(line)
             if match is None:
                 raise BadMessage(400, "a chunk's size is not hexadecimal")
-            length = int(match[1], 16)
-            if length == 0:
-                self._trailer_bytes = 0
+            if length := int(match[1], 16):
+                self._left = length + 2
             else:
-                self._need = length
+                self._trailer_bytes = 0
+        if self.finished:
+            self.rest += data[at:]
+        else:
+            self._held = data[at:]
         return b"".join(made)

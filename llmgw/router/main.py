@@ -50,7 +50,7 @@ from llmgw.router.wire import (
     UseTable,
 )
 from llmgw.settings.document import Tracing
-from llmgw.telemetry.logging import configure, logger
+from llmgw.telemetry.logging import Lines, configure, logger
 from llmgw.telemetry.tracing import Tracer
 
 _AGAIN_FIRST_S = 0.2
@@ -86,6 +86,7 @@ class Worker:
         self._folder = path.parent / COUNTS_FOLDER
         self._server: RouterServer
         self._tracer: Tracer | None = None
+        self._lines: Lines | None = None
         self._retrace = trio.Event()
         self._journal = Journal(None)
         self._say: list[FromWorker] = []
@@ -128,7 +129,8 @@ class Worker:
         if router.cors.origins:
             server.front.cors = CorsRules(router.cors.origins)
         if router.access_log:
-            server.front.teller = Teller(time.monotonic, access_log=True, tracer=None)
+            self._lines = Lines("access", "request")
+            server.front.teller = Teller(time.monotonic, self._lines)
         return server
 
     async def _follow_tracing(self) -> None:
@@ -146,9 +148,8 @@ class Worker:
                     self._tracer = await trio.to_thread.run_sync(Tracer, wanted, "llmgw-router")
                 except OperatorError as missing:
                     _log.error("requests are not traced", error=str(missing))
-            log = self._setup.router.access_log
-            told = log or self._tracer is not None
-            teller = Teller(time.monotonic, access_log=log, tracer=self._tracer) if told else None
+            told = self._lines is not None or self._tracer is not None
+            teller = Teller(time.monotonic, self._lines, self._tracer) if told else None
             self._server.front.teller = teller
             _log.info("tracing changed", endpoint=None if wanted is None else wanted.endpoint)
             if old is not None:

@@ -36,6 +36,7 @@ _ACCEPTS_AMONG_OTHERS = 4
 _LAST_REQUEST_S = 5.0
 """How long an idle connection to a worker that was replaced may take to send the request that ends it well."""
 
+_READERS = 2
 _OTHER_FILES = 64
 _FILES_A_CLIENT = 2
 """A client's socket and its engine's: clients that there is no room for wait in the kernel's queue, where they cost
@@ -153,7 +154,7 @@ class RouterServer:
         ticker = Ticker(self._clock())
         shared = Shared(
             self.directory, self.metrics, self.gate, self._clock, ticker, self._request_id, self.ready,
-            self._draining.is_set, self.front, watch,
+            self._draining.is_set, self.front, watch, trio.CapacityLimiter(_READERS),
         )  # fmt: skip
         try:
             async with trio.open_nursery() as nursery:
@@ -175,6 +176,8 @@ class RouterServer:
             listener.close()
             self.directory.close()
             watch.close()
+            if self.front.teller is not None:
+                self.front.teller.flush()
 
     async def _drained(self) -> None:
         """Wait for the requests under way, as long as they may take; idle connections end when their time is over."""
@@ -272,3 +275,5 @@ class RouterServer:
                 connection.sweep(now - _SWEEP_S)
             for engine in self.directory.sweep(now):
                 probes.start_soon(engine.probe, self._clock)
+            if self.front.teller is not None:
+                self.front.teller.flush()

@@ -10,13 +10,11 @@ from attrs import define
 
 from llmgw.router.http1 import RequestHead
 from llmgw.router.sockets import Peer
-from llmgw.telemetry.logging import logger
+from llmgw.telemetry.logging import Lines
 from llmgw.telemetry.tracing import Span, Tracer
 
 _TRACE = re.compile(rb"(?im)^(traceparent|tracestate):[ \t]*([^\r\n]*)\r\n")
 _LONGEST = 200
-
-_log = logger("access")
 
 
 class Answered(Protocol):
@@ -53,13 +51,12 @@ class Told:
 
 
 class Teller:
-    """Tells requests to the log where ``access_log`` is on, and to ``tracer`` where there is one."""
+    """Tells requests to the log in ``lines`` and to the ``tracer``, where there are such."""
 
-    def __init__(self, clock: Callable[[], float], *, access_log: bool, tracer: Tracer | None) -> None:
+    def __init__(self, clock: Callable[[], float], lines: Lines | None = None, tracer: Tracer | None = None) -> None:
         self._clock = clock
-        self._access_log = access_log
+        self._lines = lines
         self._tracer = tracer
-        self._log = _log.bind()  # made once: a logger is put together anew for each line else
 
     def begin(self, head: RequestHead, request_id: bytes, peer: Peer) -> Told:
         """A request has come."""
@@ -81,13 +78,17 @@ class Teller:
         answer, now = told.answer, self._clock()
         status = told.status or (0 if answer is None else answer.status)
         fields: dict[str, object] = {
-            "method": told.method, "path": told.path, "status": status, "ms": round((now - told.began) * 1000, 1),
-            "client": told.client,
+            "request_id": told.request_id, "method": told.method, "path": told.path, "status": status,
+            "ms": round((now - told.began) * 1000, 1), "client": told.client,
         }  # fmt: skip
-        more = {"model": told.model[:_LONGEST], "key": told.key, "code": told.code}
-        fields |= {name: value for name, value in more.items() if value}
+        if told.model:
+            fields["model"] = told.model[:_LONGEST]
+        if told.key:
+            fields["key"] = told.key
+        if told.code:
+            fields["code"] = told.code
         if answer is not None:
-            fields |= {"endpoint": answer.endpoint, "bytes": answer.passed}
+            fields["endpoint"], fields["bytes"] = answer.endpoint, answer.passed
             if answer.first_byte:
                 fields["first_byte_ms"] = round((answer.first_byte - told.began) * 1000, 1)
             if answer.usage is not None:
@@ -95,7 +96,12 @@ class Teller:
         cut = answer is not None and answer.status > 0 and not answer.whole
         if gone or cut:
             fields["ended"] = "client gone" if gone else "cut short"
-        if self._access_log:
-            self._log.info("request", request_id=told.request_id, **fields)
+        if self._lines is not None:
+            self._lines.add(fields)
         if told.span is not None:
-            told.span.end({"request_id": told.request_id, **fields}, failed=status >= 500 or cut)
+            told.span.end(fields, failed=status >= 500 or cut)
+
+    def flush(self) -> None:
+        """Write the lines that are not written yet: a few times a second, and before the end."""
+        if self._lines is not None:
+            self._lines.flush()

@@ -22,12 +22,12 @@ class _Flat(msgspec.Struct):
 
 
 _decode_flat = msgspec.json.Decoder(_Flat).decode
-_ERROR = re.compile(rb'data:\s*\{\s*"error"\s*:')
+_ERROR = re.compile(rb'data:\s*\{\s*"(?:error"\s*:|object"\s*:\s*"error"|type"\s*:\s*"(?:error|response\.failed)")')
 
 
 def own_error(tail: bytes) -> bool:
-    """Whether a stream ended with an error event of the engine's own. vLLM sends one when it crashes, and then a
-    ``[DONE]`` as if all were well."""
+    """Whether a stream ended with an error event of the engine's own, in any of the APIs. vLLM sends one when it
+    crashes, and then a ``[DONE]`` as if all were well."""
     return _ERROR.search(tail) is not None
 
 

@@ -12,7 +12,7 @@ from typing import Any
 import msgspec
 import orjson
 
-from llmgw.router.body import Asked
+from llmgw.router.body import Asked, is_odd
 
 _STREAMED = frozenset({b"/v1/chat/completions", b"/v1/completions"})
 """Where an engine says what it used only if it is asked to; elsewhere the last event has it anyway."""
@@ -60,7 +60,7 @@ def asking(body: bytes) -> bytes:
 
     As a rule so much is put in before its other members; where it has stream options of its own it is written anew.
     """
-    if b'"stream_options"' not in body:
+    if b'"stream_options"' not in body and not is_odd(body):
         at = body.index(b"{") + 1
         return body[:at] + b'"stream_options":{"include_usage":true},' + body[at:]
     try:

@@ -102,6 +102,7 @@ async def test_what_each_feature_costs(engine: int, tmp_path: Path, capsys: pyte
     table = Table(1, (
         Route("one", (here,)), Route("least", two, routing=Routing(Balance.LEAST)), Route("prefix", two), Route("empty", ()),
         Route("bounded", two, routing=Routing(Balance.LEAST, concurrency=1000)),
+        Route("full", (), hold_s=600, routing=Routing(queue=1)),
     ))  # fmt: skip
     traced = Tracing(f"http://127.0.0.1:{engine}/v1/traces")
     kinds = {"plain": {}, "log": {"access_log": True}, "tls": {"tls": files}, "traced": {}}
@@ -124,6 +125,7 @@ async def test_what_each_feature_costs(engine: int, tmp_path: Path, capsys: pyte
         _, rate, _ = await book.create(KeyTerms(limits=Limits(big)), "bench")
         _, limited, _ = await book.create(KeyTerms(limits=Limits(big, big, 1000, big * 1000, big * 1000)), "bench")
         _, nothing, _ = await book.create(KeyTerms(limits=Limits(0)), "bench")
+        _, spent, _ = await book.create(KeyTerms(limits=Limits(budget_tokens=1)), "bench")
         await trio.sleep(2.5)  # spans need what takes a while to import
         ways = (
             Way("nothing", "plain"), Way("two replicas, least", "plain", "least"),
@@ -148,15 +150,21 @@ async def test_what_each_feature_costs(engine: int, tmp_path: Path, capsys: pyte
                     least[way.name, what] = min(least.get((way.name, what), 1e9), used * 1e6)
         refused: list[tuple[str, list[float]]] = []
         port = ports["plain"]
-        for name, way, status in (
-            ("quota (429)", Way("", "plain", token=nothing), b"429"), ("no room (503)", Way("", "plain", "empty"), b"503"),
-        ):  # fmt: skip
-            refused.append((name, await refusals(port, way, status)))
-            async with trio.open_nursery() as load:
-                for _ in range(CLIENTS):
-                    load.start_soon(ask, port, ways[0], None, 10**9, b"}}")
-                refused.append((f"{name}, busy", await refusals(port, way, status)))
-                load.cancel_scope.cancel()
+        async with trio.open_nursery() as waiting:
+            waiting.start_soon(ask, port, Way("", "plain", "full"), None, 1, b"}}")  # it fills the queue
+            for name, way, status in (
+                ("quota (429)", Way("", "plain", token=nothing), b"429"),
+                ("budget (429)", Way("", "plain", token=spent), b"429"),
+                ("no replica (503)", Way("", "plain", "empty"), b"503"),
+                ("full queue (503)", Way("", "plain", "full"), b"503"),
+            ):
+                refused.append((name, await refusals(port, way, status)))
+                async with trio.open_nursery() as load:
+                    for _ in range(CLIENTS):
+                        load.start_soon(ask, port, ways[0], None, 10**9, b"}}")
+                    refused.append((f"{name}, busy", await refusals(port, way, status)))
+                    load.cancel_scope.cancel()
+            waiting.cancel_scope.cancel()
         memory = {
             kind: Path(f"/proc/{router.state.pid}/statm").read_text().split()[1] for kind, router in routers.items()
         }

@@ -122,6 +122,7 @@ def test_whatever_comes_in_is_asked_or_refused_and_read_as_json_has_it(body: byt
         (b'{"model":"a","cache_salt":"theirs"}', None, "t", b'{"model":"a","cache_salt":"t"}'),
         (b'{"model":"a","cache_salt":"theirs"}', None, None, b'{"model":"a"}'),
         (b'{"model":"a","cache_s\\u0061lt":"theirs"}', None, "t", b'{"model":"a","cache_salt":"t"}'),
+        (b'{"model":"a","cache\\u005Fsalt":"theirs"}', None, "t", b'{"model":"a","cache_salt":"t"}'),
         (b'{"tool":{"model":"x"},"model":"a"}', "b", None, b'{"tool":{"model":"x"},"model":"b"}'),
         (b'{"\\u006dodel":"a"}', "b", None, b'{"model":"b"}'),
     ],

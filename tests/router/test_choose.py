@@ -148,6 +148,12 @@ def test_a_conversation_is_told_by_its_beginning() -> None:
     assert conversation(chat(long, "a")) != conversation(chat(long, "b")), "a long beginning hides no difference"
 
 
+def test_no_conversation_is_read_for_ever() -> None:
+    begins = b"[" + b"{}," * 64
+    assert conversation(begins + b"{}]") == conversation(begins + b'{"x":1},{"role":"user"}]')
+    assert conversation(b'[{"x":1},{}]') != conversation(b"[{},{}]")
+
+
 def test_other_ways_to_begin() -> None:
     assert conversation(b"") is None
     assert conversation(b'"Once upon"') == conversation(b'"Once upon"') != conversation(b'"Twice"')

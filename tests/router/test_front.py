@@ -32,7 +32,7 @@ from llmgw.router.telling import Teller
 from llmgw.router.tls import Identity, context_of
 from llmgw.settings.daemon import Address, Log, LogFormat, RouterTls
 from llmgw.settings.document import RouterSettings, Tracing
-from llmgw.telemetry.logging import configure
+from llmgw.telemetry.logging import Lines, configure
 from llmgw.telemetry.tracing import Tracer
 from tests.link.samples import Pki, make_pki
 from tests.router import engines as e
@@ -307,7 +307,7 @@ async def test_the_id_of_a_request_is_on_its_answer_its_line_and_at_the_engine()
     lines = StringIO()
     configure(Log(format=LogFormat.JSON), "router", lines)
     async with front(e.answers) as it, it.client() as client:
-        it.server.front.teller = Teller(trio.current_time, access_log=True, tracer=None)
+        it.server.front.teller = Teller(trio.current_time, Lines("access", "request"))
         await client.post(fields=b"x-request-id: r-7\r\n", path=b"/v1/chat/completions?api_key=secret")
         status, fields, _ = await client.answer()
         assert (status, fields[b"x-request-id"]) == (200, b"r-7")
@@ -341,7 +341,7 @@ async def test_what_ended_early_is_told_so() -> None:
 
     for script, ended in ((e.begins_a_stream, "client gone"), (e.dies_in_the_stream, "cut short")):
         async with front(script) as it:
-            it.server.front.teller = Teller(trio.current_time, access_log=True, tracer=None)
+            it.server.front.teller = Teller(trio.current_time, Lines("access", "request"))
             async with it.client() as client:
                 await client.post()
                 await client.head()
@@ -359,7 +359,7 @@ async def test_spans_go_on_from_the_caller_s_and_to_the_engine() -> None:
     tracer = Tracer(Tracing("http://127.0.0.1:9/v1/traces"), "router", SimpleSpanProcessor(spans))
     caller = "00-" + "a" * 32 + "-" + "b" * 16 + "-01"
     async with front(e.answers) as it, it.client() as client:
-        it.server.front.teller = Teller(trio.current_time, access_log=False, tracer=tracer)
+        it.server.front.teller = Teller(trio.current_time, tracer=tracer)
         await client.post(fields=b"TraceParent: %b\r\nx-request-id: r-9\r\n" % caller.encode())
         await client.answer()
         await client.post(b'{"model":"nope"}')

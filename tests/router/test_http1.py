@@ -40,6 +40,7 @@ def request(fields: bytes = HOST, first: bytes = b"POST /v1/completions HTTP/1.1
         (request(HOST + b"Authorization: a\r\nAuthorization: b\r\n"), 400, "twice"),
         (request(HOST + b"Authorization: a\r\nx-api-key: b\r\n"), 400, "both Authorization and x-api-key"),
         (request(HOST + b"Expect: tea\r\n"), 417, "100-continue"),
+        (request(HOST + b"Content-Type: a;boundary=a\r\ncontent-type: a;boundary=b\r\n"), 400, "content-type stands"),
         (request(HOST + b"X: y\r\n" * 101), 431, "more than 100"),
         (request(first=b"GET  / HTTP/1.1\r\n"), 400, "not valid"),
         (request(first=b"GET / HTTP/2.0\r\n"), 400, "not valid"),
@@ -161,7 +162,16 @@ def test_the_end_of_a_chunked_body_is_found_wherever_it_is_cut(
     assert walker.finished
     assert decoder.finished
     assert decoded == content
-    assert decoder.rest + b"" == behind or behind.startswith(decoder.rest)
+    assert decoder.rest == behind
+
+
+def test_a_chunk_s_content_is_given_out_as_it_comes() -> None:
+    decoder = ChunkDecoder()
+    given = [decoder.feed(data) for data in (b"f", b"fffffff;x=y\r", b"\nabc", b"d" * 1000)]
+    assert given == [b"", b"", b"abc", b"d" * 1000], "nothing of it is held until all of it is there"
+    decoder = ChunkDecoder()
+    assert decoder.feed(b"1\r\nx\r\n" * 10_000 + b"0\r\na: b\r\n\r\nrest") == b"x" * 10_000
+    assert (decoder.finished, decoder.rest) == (True, b"rest")
 
 
 @pytest.mark.parametrize("size", [b"0x5", b"+5", b"5_0", b" 5", b"-1", b"", b"g", b"123456789", b"5;\x00"])
@@ -169,6 +179,14 @@ def test_sizes_that_int_would_take(size: bytes) -> None:
     for reader in (ChunkWalker(), ChunkDecoder()):
         with pytest.raises(BadMessage):
             reader.feed(size + b"\r\nhello\r\n0\r\n\r\n")
+
+
+@pytest.mark.parametrize(
+    "wire", [b"3\nabc\n0\n\n", b"0\r\na: b\n\r\n\r\n", b"0\r\na\r\n\r\n", b"0\r\na: b\r\n c\r\n\r\n"]
+)
+def test_lines_of_a_body_that_others_may_read_otherwise(wire: bytes) -> None:
+    with pytest.raises(BadMessage):
+        ChunkDecoder().feed(wire)
 
 
 def test_a_chunk_longer_than_its_size_is_refused_wherever_it_is_cut() -> None:

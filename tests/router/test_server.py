@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import json
 import random
+import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
@@ -13,6 +14,7 @@ import trio
 import trio.testing
 from attrs import evolve
 
+from llmgw.router.body import asked_in_json
 from llmgw.router.exchange import Exchange
 from llmgw.router.health import ERRORS, RETRIES_SAVED, RETRY_SHARE
 from llmgw.router.server import RouterServer, listen
@@ -140,6 +142,46 @@ async def test_two_requests_sent_at_once_are_answered_in_order() -> None:
         assert [(await client.answer())[0] for _ in range(3)] == [200, 200, 200]
 
 
+async def test_whoever_sends_many_at_once_keeps_nobody_waiting() -> None:
+    turns = 0
+
+    async def count() -> None:
+        nonlocal turns
+        while True:
+            await trio.lowlevel.checkpoint()
+            turns += 1
+
+    async with router(e.answers) as it, it.client() as many:
+        asked = b"GET /healthz HTTP/1.1\r\nhost: gw\r\n\r\n"
+        it.nursery.start_soon(count)
+        await many.send(asked * 1000 + asked.replace(b"host", b"connection: close\r\nhost"))
+        assert (await many.rest()).count(b"200 OK") == 1001
+        assert turns > 500, "between any two of them everybody else has a turn"
+
+
+async def test_a_body_of_many_things_keeps_nobody_waiting() -> None:
+    body = b'{"model":"m","url":"https://example.com/x","a":[' + b"{}," * 500_000 + b"1]}"
+    began = time.perf_counter()
+    asked_in_json(body)
+    takes = time.perf_counter() - began
+    longest: list[float] = []
+
+    async def look() -> None:
+        while True:
+            before = time.perf_counter()
+            await trio.sleep(0)
+            longest[-1] = max(longest[-1], time.perf_counter() - before)
+
+    async with router(e.answers) as it, it.client() as client:
+        it.nursery.start_soon(look)
+        for _ in range(3):  # something else on this machine may hold up one of them
+            longest.append(0.0)
+            await client.post(body)
+            assert (await client.answer())[0] == 200
+        assert it.engines[0].requests[0][1] == body
+    assert min(longest) < takes / 2
+
+
 async def test_own_routes() -> None:
     async with router(e.answers) as it, it.client() as client:
         await client.get(b"/v1/models")
@@ -191,6 +233,10 @@ async def test_own_routes() -> None:
         (b"POST /v1/chat/../completions HTTP/1.1\r\nhost: g\r\ncontent-length: 0\r\n\r\n", 404, "not_found"),
         (b"POST http://g/v1/chat/completions HTTP/1.1\r\nhost: g\r\ncontent-length: 0\r\n\r\n", 404, "not_found"),
         (b"GET /v1/models/nope HTTP/1.1\r\nhost: g\r\n\r\n", 404, "model_not_found"),
+        (b"POST /v1/chat/completions HTTP/1.1\nhost: g\ncontent-length: 13\n\n" + b'{"model":"m"}', 400, "bad_request"),
+        (b"POST /v1/chat/completions HTTP/1.1\r\nhost: g\r\ntransfer-encoding: chunked\r\n\r\nffffffff\r\n" + b"x" * 10_000_000, 413, "body_too_large"),
+        (b"POST /v1/chat/completions HTTP/1.1\rhost: g\r\r", 400, "bad_request"),
+        (b"POST /v1/chat/completions HTTP/1.1\r\nhost: g\r\ntransfer-encoding: chunked\r\n\r\n2\n{}\n0\n\n", 400, "bad_request"),
         (b"\x16\x03\x01\x02\x00\x01\x00\r\n\r\n", 400, "bad_request"),
         (b"POST /v1/chat/completions HTTP/1.1\r\n\r\n", 400, "bad_request"),
         (b"POST /v1/chat/completions HTTP/1.1\r\nhost: g\r\na: " + b"x" * 20000 + b"\r\n\r\n", 431, "bad_request"),
@@ -349,7 +395,13 @@ async def test_a_chunked_answer_is_taken_apart_for_an_old_client() -> None:
         assert await old.rest() == b"data: 1\n\n"
 
 
-@pytest.mark.parametrize("dies", [e.dies_at_once, e.dies_after_its_head])
+async def sends_no_chunks(visit: e.Visit) -> None:
+    """A body that is not what its head says."""
+    await visit.request()
+    await visit.send(e.EVENTS + b"zz\r\n")
+
+
+@pytest.mark.parametrize("dies", [e.dies_at_once, e.dies_after_its_head, sends_no_chunks])
 @pytest.mark.parametrize("stream", [True, False])
 async def test_an_engine_that_dies_before_its_first_byte_of_body_is_replaced(dies: Script, stream: bool) -> None:
     async with router(dies, e.answers) as it:

@@ -1,9 +1,10 @@
 from __future__ import annotations
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from llmgw.router.usage import usage_of
+from llmgw.router.usage import own_error, usage_of
 
 
 def test_found_in_streams_and_whole_answers() -> None:
@@ -27,6 +28,21 @@ def test_the_last_one_counts_and_none_is_none() -> None:
         b'"usage":{"prompt_tokens":-1}',
     ):
         assert usage_of(tail) is None
+
+
+@pytest.mark.parametrize(
+    ("tail", "error"),
+    [
+        (b'data: {"error": {"message": "EngineCore died"}}\n\n\r\n5\r\ndata: [DONE]\n\n', True),
+        (b'data: {"object": "error", "message": "died"}\n\n', True),
+        (b'event: error\ndata: {"type": "error", "error": {"type": "api_error", "message": "died"}}\n\n', True),
+        (b'event: response.failed\ndata: {"type":"response.failed","response":{}}\n\n', True),
+        (b'data: {"choices":[{"delta":{"content":"data: {\\"error\\": 1}"}}]}\n\ndata: [DONE]\n\n', False),
+        (b'event: message_stop\ndata: {"type": "message_stop"}\n\n', False),
+    ],
+)
+def test_errors_of_an_engine_s_own(tail: bytes, error: bool) -> None:
+    assert own_error(tail) is error
 
 
 @given(st.binary(max_size=200))

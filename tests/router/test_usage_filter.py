@@ -120,6 +120,12 @@ def test_usage_is_asked_for_where_it_is_not_yet(body: dict[str, object], ask: bo
         assert asked == {"model": "m", "text": 'ü "stream_options"', **body, "stream_options": options}
 
 
+@pytest.mark.parametrize("name", ["stream_option\\u0073", "stream\\u005foptions"])
+def test_no_spelling_keeps_usage_from_being_asked_for(name: str) -> None:
+    body = b'{"model":"m","stream":true,"%b":{"include_usage":false}}' % name.encode()
+    assert json.loads(asking(body))["stream_options"] == {"include_usage": True}
+
+
 def test_what_cannot_be_written_anew_stays_as_it_is() -> None:
     body = b'{"model":"m","stream":true,"stream_options":null,"x":"\\ud800"}'
     assert asking(body) == body

@@ -8,7 +8,7 @@ import structlog
 
 from llmgw.scheduler.decide import decide
 from llmgw.settings.daemon import Log, LogFormat, LogLevel
-from llmgw.telemetry.logging import configure, logger
+from llmgw.telemetry.logging import Lines, configure, logger
 from llmgw.telemetry.metrics import ControlPlaneMetrics
 from tests.scheduler.clusters import NOW, cluster, device, model, node
 
@@ -61,6 +61,30 @@ def test_what_somebody_else_said_neither_steers_a_terminal_nor_fills_a_disk(form
     assert not any(line.lstrip().startswith("fake=") for line in lines if form is LogFormat.JSON)
     assert len(out.getvalue()) < 10_000
     assert "x… (4000000 characters)" in out.getvalue() or "x\\u2026 (4000000 characters)" in out.getvalue()
+
+
+@pytest.mark.parametrize(
+    ("form", "level"), [(LogFormat.JSON, "info"), (LogFormat.TEXT, "info"), (LogFormat.JSON, "warning")]
+)
+def test_lines_of_one_kind_are_as_any_other_line(form: LogFormat, level: str) -> None:
+    out, other = io.StringIO(), io.StringIO()
+    fields = {"path": "/\u2028\x1b", "n": 7}
+    configure(Log(LogLevel(level), form), "router", other)
+    logger("access").info("request", **fields)
+    configure(Log(LogLevel(level), form), "router", out)
+    lines = Lines("access", "request")
+    for _ in range(100):
+        lines.add(fields)
+    written = len(out.getvalue().splitlines())
+    assert written == {"JSON": 64, "TEXT": 100}[form.name] * (level == "info")
+    lines.flush()
+    lines.flush()
+    assert len(out.getvalue().splitlines()) == 100 * (level == "info")
+
+    def read(line: str) -> object:
+        return {**json.loads(line), "timestamp": ""} if form is LogFormat.JSON else line.partition(" ")[2]
+
+    assert all(read(line) == read(other.getvalue()[:-1]) for line in out.getvalue().splitlines())
 
 
 def test_gauges_are_what_the_last_pass_saw() -> None:
