@@ -222,6 +222,7 @@ async def test_the_network_of_a_rank_is_what_engines_are_given(tmp_path_factory:
         "NCCL_IB_GID_INDEX": "3",
         "NCCL_SOCKET_IFNAME": "=mgmt0",
         "GLOO_SOCKET_IFNAME": "mgmt0",
+        "NCCL_DEBUG": "INFO",
     }
     assert plan.ports == plan.meant
     assert plan.interfaces == ("mgmt0",)
