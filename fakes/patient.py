@@ -12,13 +12,15 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from attrs import evolve, field, frozen
+from attrs import asdict, evolve, field, frozen
 from cryptography import x509
 from cryptography.hazmat.primitives import hashes
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.hazmat.primitives.serialization import Encoding
 
 from fakes.machines.nvidia_smi import Smi
+from fakes.machines.nvml import FakeNvml
+from llmgw.discovery import nvml
 from llmgw.discovery.command import Ran
 from llmgw.discovery.faults import DiscoveryError
 from llmgw.discovery.sysfs import DiskReader
@@ -135,10 +137,23 @@ class Patient:
             code, text = answer if isinstance(answer, tuple) else (0, answer)
             return Ran(words, code, text, "")
         if program == "nvidia-smi" and (self.root / "machine.json").exists():
-            state = {"cards": {str(k): dict(v) for k, v in self.cards.items()}, "program": self.program}
-            code, text = Smi(_described(self.root), state).run(list(args))
+            code, text = Smi(_described(self.root), self._state).run(list(args))
             return Ran(words, code, text, "")
+        if program == "nvml" and (self.root / "machine.json").exists():
+            return Ran(words, 0, self._nvml(), "")
         raise DiscoveryError("not-found", program, "was not found", "")
+
+    def _nvml(self) -> str:
+        """What the process that reads NVML prints."""
+        try:
+            found = nvml.read(FakeNvml(_described(self.root), self._state))
+        except nvml.NvmlError as failed:
+            return json.dumps({"error": {"code": failed.code, "said": str(failed)}})
+        return json.dumps({"reading": asdict(found)})
+
+    @property
+    def _state(self) -> dict[str, Any]:
+        return {"cards": {str(k): dict(v) for k, v in self.cards.items()}, "program": self.program}
 
 
 @cache

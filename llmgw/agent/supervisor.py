@@ -6,7 +6,7 @@ Cancelling it lets go of the engine, which goes on serving. Only a stop that was
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 
 import trio
@@ -36,7 +36,7 @@ from llmgw.agent.proctree import PROC
 from llmgw.agent.records import Record
 from llmgw.agent.shard import Shard
 from llmgw.agent.tracking import Tracking
-from llmgw.engines.diagnosis import diagnose
+from llmgw.engines.diagnosis import Noticing, diagnose
 from llmgw.engines.progress import progress
 from llmgw.scheduler.scale import EngineLoad
 from llmgw.scheduler.state import Exit, ShardReport, ShardState
@@ -98,6 +98,7 @@ class Supervisor:
         self._grip: Grip | None = None
         self._to_end = False
         self._engine: Known | None = None
+        self._noticing = Noticing()
         self.tracking = Tracking(
             folder, record, shard.state, self._observe, lambda: changed(self), hardware=hardware, proc=proc
         )
@@ -125,11 +126,15 @@ class Supervisor:
             final=shard.final or (found is not None and found.final),
             load_mib=self.tracking.load_mib,
             serving_mib=self.tracking.serving_mib,
-            warnings=() if ended else self.tracking.warnings,
+            warnings=() if ended else (*self.tracking.warnings, *self._noticed()),
             log_path=str(self.folder / "engine.log"),
             ended=shard.ended_at if ended else None,
             lost_peer=found is not None and found.code in _LOST_PEER,
         )
+
+    def _noticed(self) -> tuple[str, ...]:
+        found = self._noticing.found
+        return () if found is None else (f"{found.cause}: {found.remedy}",)
 
     def launch(self) -> None:
         """It is."""
@@ -255,16 +260,30 @@ class Supervisor:
 
     async def _watch_log(self) -> None:
         # What a rank above 0 has loaded only its log says, and it may have said it before it was adopted.
-        reader = logs.LogReader(self.folder / "engine.log", from_end=self._adopted and self.record.rank == 0)
-        while self.shard.state in (ShardState.STARTING, ShardState.LOADING):
+        from_end = self._adopted and self.record.rank == 0
+        reader = logs.LogReader(self.folder / "engine.log", from_end=from_end)
+        if from_end:
+            self._notice(await trio.to_thread.run_sync(logs.tail, self.folder, logs.DIAGNOSED_LINES))
+        loading = True
+        while loading:
+            # What it logged before it was ready is looked at once more when it is.
+            loading = self.shard.state in (ShardState.STARTING, ShardState.LOADING)
             newest: Progressed | None = None
-            for line in await trio.to_thread.run_sync(reader.lines):
+            lines = await trio.to_thread.run_sync(reader.lines)
+            for line in lines:
                 if (said := progress(self.record.profile.engine, line)) is not None:
                     loaded = said.loaded or (newest is not None and newest.loaded)
                     newest = Progressed(said.phase, said.fraction, loaded)
+            self._notice(lines)
             if newest is not None:
                 self._observe(newest)
-            await trio.sleep(_LOG_EVERY_S)
+            if loading:
+                await trio.sleep(_LOG_EVERY_S)
+
+    def _notice(self, lines: Iterable[str]) -> None:
+        if self._noticing.read(lines):
+            self._log.warning("; ".join(self._noticed()))
+            self._changed(self)
 
     async def _watch_health(self) -> None:
         """Ask rank 0; the others answer nobody (vLLM), or always that they are fine (SGLang)."""

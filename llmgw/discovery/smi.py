@@ -96,7 +96,8 @@ async def read(machine: Machine, timeout_s: float, pci_gpus: Sequence[str]) -> G
         )
     capabilities = parse_capabilities(ran["capability"].stdout)
     links = _nvlinks(ran["nvlink"], cards)
-    cards = [_completed(card, listed, capabilities, links) for card in cards]
+    unnamed = "" if ran["list"].code == 0 else _failure(ran["list"], timeout_s).reason
+    cards = [_completed(card, listed, capabilities, links, unnamed) for card in cards]
     pairs: tuple[PairReading, ...] = ()
     try:
         topo = _topo(ran["topo"], timeout_s)
@@ -170,8 +171,13 @@ def _indexed(log: SmiLog, listed: Listed) -> list[CardReading]:
 
 
 def _completed(
-    card: CardReading, listed: Listed, capabilities: Mapping[str, int], links: Mapping[int, NvlinkCard]
+    card: CardReading,
+    listed: Listed,
+    capabilities: Mapping[str, int],
+    links: Mapping[int, NvlinkCard],
+    unnamed: str,
 ) -> CardReading:
+    """A card with what only other answers say of it; ``unnamed`` is why `-L` names no MIG devices, if it failed."""
     names: dict[int | str, ListedMig] = {}
     for item in listed.migs:
         if item.card == card.index:
@@ -183,6 +189,7 @@ def _completed(
         capability=capabilities.get(card.uuid),
         # By UUID where the XML has it: positions are not identities.
         instances=tuple(_named(i, names.get(i.uuid or i.index)) for i in card.instances),
+        instances_trouble=unnamed if card.instances else "",
         nvlinks=len(up.links) if up is not None and active else None,
         nvlinks_up=active or None,
     )

@@ -5,6 +5,7 @@ A source that fails, or does not answer in time, makes its facts unread with the
 
 from __future__ import annotations
 
+from collections.abc import Awaitable, Callable
 from typing import Any
 
 import trio
@@ -18,6 +19,7 @@ from llmgw.doctor import node, texts, tree
 from llmgw.doctor.facts import Acs, Answer, Counter, Facts, Imex, Service
 from llmgw.doctor.gather import Asker, Gathered
 from llmgw.doctor.tree import Missing
+from llmgw.hardware.reading import GpuReading
 from llmgw.settings.daemon import GpuSource
 
 WHOLE_S = 18.0
@@ -31,8 +33,8 @@ async def collect(asker: Asker, whole_s: float = WHOLE_S) -> Facts:
     """Read the machine. Never fails; a cancelled call leaves no program running."""
     g = Gathered(asker)
     promised = {
-        _gpus: ("smi", "driver", "cards", "devices", "adapters", "fabrics", "counters", "gid_starts", "acs", "netdevs",
-                "mig_instances", "interface"),
+        _gpus: ("smi", "nvml", "driver", "cards", "devices", "adapters", "fabrics", "counters", "gid_starts", "acs",
+                "netdevs", "mig_instances", "interface"),
         _files: tuple(tree.static(asker.machine)),
         _kernel: ("kernel_log",),
         _manager: ("fabric_manager", "fabric_manager_version", "fabric_manager_log", "imex"),
@@ -66,9 +68,9 @@ async def _gpus(g: Gathered) -> None:
     async with trio.open_nursery() as nursery:
         nursery.start_soon(_read_cards, g, on_bus)
         nursery.start_soon(g.read, "netdevs", lambda: _netdevs(g))
-        config = evolve(g.asker.config, source=GpuSource.NVIDIA_SMI)
-        rules = g.asker.rules
-        inventory = await discover(config, rules, g.machine)
+        await g.cards_done.wait()
+        config = evolve(g.asker.config, source=_source(g))
+        inventory = await discover(config, g.asker.rules, g.machine)
         g.found |= {"adapters": inventory.adapters, "fabrics": inventory.fabrics, "devices": inventory.devices}
         g.found["nvlink_domains"] = inventory.nvlink_domains
         g.found["simulated"] = inventory.simulated or ""
@@ -97,30 +99,48 @@ async def _read_cards(g: Gathered, on_bus: list[str]) -> None:
 
 
 async def _cards(g: Gathered, on_bus: list[str]) -> None:
-    try:
-        reading, xml = await smi.read(g.machine, g.asker.config.timeout_s, on_bus), ""
-        g.found["smi"] = Answer()
-    except DiscoveryError as failed:
-        g.found["smi"] = Answer(failed.code, f"{failed.thing}: {failed.reason}")
+    """Both sources at once: one tells more, the other answers where that one does not, and agents use it."""
+    timeout_s = g.asker.config.timeout_s
+    found: dict[str, GpuReading] = {}
+
+    async def ask(name: str, how: Callable[[], Awaitable[GpuReading]]) -> None:
         try:
-            if failed.code != "not-found" or not on_bus:
-                raise
-            reading = await nvml_process.read(g.machine, g.asker.config.timeout_s)
-            g.found["smi"] = Answer()
-        except DiscoveryError:
-            for fact in ("driver", "cards", "mig_instances"):
-                g.miss(fact, f"{failed.thing}: {failed.reason}")
-            return
+            found[name] = await how()
+            g.found[name] = Answer()
+        except DiscoveryError as failed:
+            said = f"{failed.thing}: {failed.reason}"
+            g.found[name] = Answer(failed.code, said, failed.remedy)
+            if name == "nvml" and failed.code == "not-found":
+                g.miss(name, said)
+
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(ask, "smi", lambda: smi.read(g.machine, timeout_s, on_bus))
+        if on_bus:
+            nursery.start_soon(ask, "nvml", lambda: nvml_process.read(g.machine, timeout_s))
+        else:
+            g.found["nvml"] = Answer("not-asked")
+    reading, xml = found.get("smi") or found.get("nvml"), ""
+    if reading is None:
+        for fact in ("driver", "cards", "mig_instances"):
+            g.miss(fact, g.found["smi"].said)
+        return
     try:
+        if "smi" not in found:
+            raise Missing(g.found["smi"].said)
         xml = await g.said("nvidia-smi", "-q", "-x", ok=(0, 14, 15))
     except Missing as missing:
         # NVML is asked for what an inventory needs; what only nvidia-smi was asked for must not look well for that.
-        xml = ""
         g.miss(texts.DETAILS, missing.why)
     g.found |= {"driver": reading.driver, "cards": texts.cards(reading.cards, xml)}
     g.found["mig_instances"] = ()
     if any(card.mig for card in reading.cards):
         await g.read("mig_instances", lambda: _instances(g))
+
+
+def _source(g: Gathered) -> GpuSource:
+    """Where the cards were read, so that the devices are made of the same."""
+    only_nvml = bool(g.found["smi"].code) and not g.found["nvml"].code
+    return GpuSource.NVML if only_nvml else GpuSource.NVIDIA_SMI
 
 
 async def _instances(g: Gathered) -> Any:

@@ -33,10 +33,14 @@ class PciFunction:
 
 @frozen
 class Answer:
-    """Whether a program or library answered: ``code`` is empty when it did, and ``said`` is in its own words."""
+    """Whether a program or library answered: ``code`` is empty when it did, and ``said`` is in its own words.
+
+    ``remedy`` is what helps against that, where it is known.
+    """
 
     code: str = ""
     said: str = ""
+    remedy: str = ""
 
 
 @frozen
@@ -332,7 +336,9 @@ _NO_DRIVER = Driver("")
 class Facts:
     """Everything that was read, once. ``now`` is when, in seconds since 1970.
 
-    ``simulated`` names a fake machine; ``nvlink_domains`` are the indices of cards that reach each other over NVLink;
+    ``simulated`` names a fake machine; ``smi`` and ``nvml`` are how the two sources of GPUs answered: what is said of
+    cards is nvidia-smi's word, or NVML's where only that answers; ``nvlink_domains`` are the indices of cards that
+    reach each other over NVLink;
     ``nodes`` are names below ``/dev``; ``missing_tools`` what fabric management of
     NVLink 5 lacks; ``interface`` the one that carries the agent's ``address``; ``known_cards`` the UUIDs that this node
     is known to have. ``iommu`` is ``off``, ``passthrough`` or ``translating``; ``compat`` are the drivers that CUDA's
@@ -350,6 +356,7 @@ class Facts:
     pci_nics: tuple[PciFunction, ...] = ()
     nvswitches: tuple[str, ...] = ()
     smi: Answer = Answer()
+    nvml: Answer = Answer("not-asked")
     driver: Driver = _NO_DRIVER
     cards: tuple[Card, ...] = ()
     devices: tuple[Device, ...] = ()

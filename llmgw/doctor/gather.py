@@ -104,7 +104,7 @@ class Gathered:
         if ran.code is None:
             raise Missing(f"{program} did not end in time")
         if ran.code not in ok:
-            refused = "permitted" in ran.said or "root" in ran.said.lower() or "denied" in ran.said
+            refused = any(word in ran.said.lower() for word in ("permitted", "permission", "denied", "root"))
             raise Missing(f"{program}: {ran.said}", root=refused)
         return ran.stdout
 

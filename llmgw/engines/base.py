@@ -64,7 +64,9 @@ def rank_env(spec: ShardSpec) -> dict[str, str]:
     """The shard's devices, and where it is one of several ranks the network that they share."""
     made = cuda_env(spec.devices)
     if spec.profile.nodes > 1:
-        made |= nccl_env(spec.fabric, spec.interface)
+        # How much NCCL logs is the only one of these that a profile may say itself.
+        made |= {name: value for name, value in nccl_env(spec.fabric, spec.interface).items()
+                 if name != "NCCL_DEBUG" or name not in spec.profile.env}  # fmt: skip
     return made
 
 

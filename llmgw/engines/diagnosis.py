@@ -129,10 +129,38 @@ KNOWN: Sequence[_Known] = (
 """Every failure that is recognised, the particular before the general."""
 
 
+GOES_ON = frozenset({"nccl-tcp"})
+"""Failures in spite of which an engine serves: what it would be told of at its end is told while it runs."""
+
+_GOING_ON = tuple(known for known in KNOWN if known.code in GOES_ON)
+_NOTED_LINES = 100
+
+
+class Noticing:
+    """What an engine's log shows of :data:`GOES_ON`, as it comes in."""
+
+    def __init__(self) -> None:
+        self._kept: list[str] = []
+        self.found: Diagnosis | None = None
+
+    def read(self, lines: Iterable[str]) -> bool:
+        """Whether these lines, with those before them, show something that was not known."""
+        news = [line for line in lines if any(k.pattern.search(line) or k.beside.search(line) for k in _GOING_ON)]
+        if self.found is not None or not news:
+            return False
+        self._kept = (self._kept + news)[:_NOTED_LINES]
+        self.found = _first(self._kept, _GOING_ON)
+        return self.found is not None
+
+
 def diagnose(lines: Iterable[str]) -> Diagnosis | None:
     """The first known failure that these lines of a log show, or ``None``."""
+    return _first(lines, KNOWN)
+
+
+def _first(lines: Iterable[str], table: Sequence[_Known]) -> Diagnosis | None:
     clean = [_ESCAPE.sub("", line[:_LONGEST_LINE]) for line in lines]
-    for known in KNOWN:
+    for known in table:
         beside = next((found for line in clean if (found := known.beside.search(line)) is not None), None)
         if beside is None:
             continue

@@ -22,6 +22,7 @@ VARIABLES = frozenset(
         "NCCL_IB_ADDR_RANGE",
         "NCCL_SOCKET_IFNAME",
         "GLOO_SOCKET_IFNAME",
+        "NCCL_DEBUG",
     }
 )
 """Every variable that :func:`nccl_env` may set."""
@@ -40,6 +41,8 @@ def nccl_env(fabric: Fabric | None, interface: str) -> Mapping[str, str]:
     if fabric is None or not fabric.ports:
         return {**made, "NCCL_IB_DISABLE": "1"}
     made["NCCL_IB_HCA"] = "=" + ",".join(hca_list(fabric))
+    # Only so does it log which network it took: TCP in the fabric's place is no error to it.
+    made["NCCL_DEBUG"] = "INFO"
     if fabric.kind is AdapterKind.ROCE:
         # One index serves all adapters. Where they differ NCCL finds each one's by its address, from 2.21 on.
         index = gid_index(fabric)

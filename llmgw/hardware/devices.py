@@ -110,9 +110,12 @@ def _of(card: CardReading, instance: InstanceReading) -> Iterator[ProcessReading
 def _instance(card: CardReading, instance: InstanceReading, whole: Device) -> Device:
     faults = list(whole.faults)
     if not instance.uuid or not instance.profile:
+        why = f": {card.instances_trouble}" if card.instances_trouble else ""
         faults.append(
             Fault(
-                "unreadable", "this MIG instance is not named by nvidia-smi -L", "run nvidia-smi -L as the agent's user"
+                "unreadable",
+                f"this MIG instance is not named by nvidia-smi -L{why}",
+                "run nvidia-smi -L as the agent's user",
             )
         )
     if whole.device_class == card_name(card.name):

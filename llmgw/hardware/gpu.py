@@ -77,6 +77,14 @@ def compute_capability(name: str) -> int | None:
     return None if match is None else _CAPABILITY.get(match["card"])
 
 
+def same_but_for_size(a: str, b: str) -> bool:
+    """Whether two device classes are of one card, and of one MIG profile, and count its memory differently."""
+    one, other = _CLASS.fullmatch(a), _CLASS.fullmatch(b)
+    if one is None or other is None or one["gib"] == other["gib"]:
+        return False
+    return (one["card"], one["profile"]) == (other["card"], other["profile"])
+
+
 def mig_number(card: int, instance: int) -> int:
     """The placement number of a MIG instance."""
     return MIG_BASE + 100 * card + instance

@@ -7,7 +7,7 @@ from functools import cached_property
 
 from attrs import field, frozen
 
-from llmgw.hardware.gpu import compute_capability
+from llmgw.hardware.gpu import compute_capability, same_but_for_size
 from llmgw.hardware.health import stranger
 from llmgw.hardware.inventory import Device
 from llmgw.scheduler.explain import Refusal
@@ -162,7 +162,11 @@ def _device_class(need: Need, view: NodeView) -> Refusal | None:
         return None
     has = ", ".join(f"{len(some)} x {name}" for name, some in view.by_class.items()) or "no device"
     wanted = " or ".join(need.classes)
-    return Refusal("device-class", f"class {wanted} wanted, node has {has}", "add a profile for a class that it has")
+    meant = [name for name in view.by_class if any(same_but_for_size(name, asked) for asked in need.classes)]
+    remedy = "add a profile for a class that it has"
+    if meant:
+        remedy = f"if {' or '.join(meant)} is meant, name that: classes count the memory that the driver reports"
+    return Refusal("device-class", f"class {wanted} wanted, node has {has}", remedy)
 
 
 FILTERS: Sequence[Callable[[Need, NodeView], Refusal | None]] = (

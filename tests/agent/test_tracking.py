@@ -6,6 +6,7 @@ import json
 import os
 import shutil
 import signal
+import sys
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -22,6 +23,7 @@ from llmgw.agent.events import Crippled, Observation, Read
 from llmgw.agent.hardware import Hardware
 from llmgw.agent.stop import stop_engines
 from llmgw.agent.tracking import Tracking
+from llmgw.cli.demo_files import fakes_dir
 from llmgw.hardware.inventory import Inventory
 from llmgw.link.messages import StartShard
 from llmgw.scheduler.state import ShardState
@@ -199,6 +201,29 @@ async def test_other_ports_are_a_warning_of_a_shard_that_serves(folder: Path) ->
         assert "127.0.0.1" not in warning
         assert any(report.warnings == (warning,) for report in node.said)
         assert node.get().shard.state is S.READY
+        node.get().stop("x", 1)
+        assert (await node.until(S.STOPPED)).warnings == ()
+
+
+async def test_an_engine_that_speaks_tcp_in_its_fabric_s_place_is_told_while_it_serves(folder: Path) -> None:
+    said = "n:7:9 [0] NCCL INFO NCCL_IB_HCA set by environment to =mlx5_0:1\\nn:7:9 [0] NCCL INFO Using network Socket"
+    engine = (sys.executable, str(fakes_dir() / "engine.py"), "serve")
+    script = f"import os, sys; print('{said}', flush=True); os.execv({sys.executable!r}, [*{engine!r}, *sys.argv[1:]])"
+    settings = config(folder, (sys.executable, "-c", script))
+    told = "NCCL speaks TCP although it was given the fabric =mlx5_0:1: run llmgw doctor on this node"
+    async with running(settings) as node:
+        await node.shards.start(start(), INVENTORY)
+        await node.until(S.READY)
+        with trio.fail_after(10):
+            while not node.get().report().warnings:
+                await trio.sleep(0.02)
+        assert node.get().report().warnings[0].startswith(told)
+        assert any(report.warnings for report in node.said)
+        assert node.get().shard.state is S.READY
+    async with running(settings) as node:
+        with trio.fail_after(10):
+            while not node.get().report().warnings:
+                await trio.sleep(0.02)
         node.get().stop("x", 1)
         assert (await node.until(S.STOPPED)).warnings == ()
 

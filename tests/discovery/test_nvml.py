@@ -15,7 +15,7 @@ from fakes.machines.nvml import FakeNvml
 from llmgw.discovery import nvml, nvml_process, smi
 from llmgw.discovery.command import Ran
 from llmgw.discovery.faults import DiscoveryError
-from llmgw.discovery.nvml import NvmlError
+from llmgw.discovery.nvml import Library, NvmlError
 from llmgw.discovery.nvml_child import NO_BINDING
 from llmgw.hardware.devices import devices
 from llmgw.hardware.inventory import Relation
@@ -133,6 +133,44 @@ def test_every_call_about_a_card_may_fail_by_itself() -> None:
     assert [c.name for c in found.cards] == ["unknown GPU"] * 2
     assert [c.total_mib for c in found.cards] == [None, None]
     assert found.pairs == ()
+
+
+FIELDS = sorted(name for name in vars(Library) if not name.startswith("_") and name not in (
+    "driver_version", "cuda_version", "count", "card", "mig_slots", "mig"
+))  # fmt: skip
+
+
+@pytest.mark.parametrize("name", FIELDS)
+def test_any_one_field_may_fail_and_costs_only_itself(name: str) -> None:
+    """Of a card or of an instance, whichever call it is; and a card that is lost meanwhile hides no other."""
+
+    class Failing(FakeNvml):
+        def __init__(self, machine: str, code: int, of: int | None) -> None:
+            super().__init__(as_json(MACHINES[machine]), FINE)
+
+            def fail(handle: Any, *_args: object, **_kwargs: object) -> Any:
+                if of in (None, handle):
+                    raise NvmlError(code, "no")
+                return whole(handle, *_args, **_kwargs)
+
+            whole = getattr(self, name)
+            setattr(self, name, fail)
+
+    for code in (3, 999):
+        card, whole = nvml.read(Failing("a100-mig", code, None)).cards
+        named = [i for i in card.instances if i.uuid and i.profile and i.total_mib]
+        assert (len(card.instances), len(named)) == (2, 0 if name in ("uuid", "name", "memory") else 2)
+        assert whole.index == 1
+    lost = nvml.read(Failing("l40s-2", 15, 1)).cards
+    assert lost[0].total_mib == 46068
+    assert [c.health.lost for c in lost] == [False, name not in AFTERWARDS]
+
+
+AFTERWARDS = frozenset({
+    "gpu_instance", "compute_instance", "sram_uncorrected",  # of instances
+    "nvlink_active", "nvlink_remote", "p2p_nvlink", "ancestor", "processes", "process_name",
+})  # fmt: skip
+"""What is asked of other things than the card itself; of a card that is lost all the others fail as well."""
 
 
 def test_memory_that_a_container_may_not_see_is_hidden_not_zero() -> None:

@@ -6,6 +6,8 @@ import inspect
 import re
 import subprocess
 import sys
+from types import SimpleNamespace
+from typing import Any
 
 import pynvml
 import pytest
@@ -47,6 +49,45 @@ def test_codes_are_nvml_s() -> None:
     )  # fmt: skip
     assert nvml.PROHIBITED == pynvml.NVML_COMPUTEMODE_PROHIBITED
     assert nvml.MAX_LINKS == pynvml.NVML_NVLINK_MAX_LINKS
+
+
+def driver(versions: int) -> SimpleNamespace:
+    """NVML's C functions as the binding calls them, of one card; ``versions`` are those of the memory structure."""
+
+    def memory(_handle: object, to: Any) -> int:
+        to._obj.total, to._obj.used = 81559 << 20, (482 if versions > 1 else 5) << 20
+        return 0
+
+    def memory_v2(_handle: object, to: Any) -> int:
+        if versions < 2:
+            return int(pynvml.NVML_ERROR_FUNCTION_NOT_FOUND)
+        assert to._obj.version == pynvml.nvmlMemory_v2
+        to._obj.total, to._obj.reserved, to._obj.used = 81559 << 20, 477 << 20, 5 << 20
+        return 0
+
+    def compute(_handle: object, count: Any, found: Any) -> int:
+        if found is None:
+            count._obj.value = 1
+            return int(pynvml.NVML_ERROR_INSUFFICIENT_SIZE)
+        count._obj.value, found[0].pid, found[0].usedGpuMemory = 1, 4711, 9 << 20
+        found[0].gpuInstanceId, found[0].computeInstanceId = 2, 0
+        return 0
+
+    return SimpleNamespace(
+        nvmlDeviceGetMemoryInfo=memory,
+        nvmlDeviceGetMemoryInfo_v2=memory_v2,
+        nvmlDeviceGetComputeRunningProcesses_v3=compute,
+        nvmlDeviceGetGraphicsRunningProcesses_v3=lambda *_: int(pynvml.NVML_ERROR_NOT_SUPPORTED),
+    )
+
+
+@pytest.mark.parametrize("versions", [1, 2])
+def test_what_the_driver_reserves_is_not_used(versions: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(pynvml, "nvmlLib", driver(versions))
+    monkeypatch.setattr(pynvml, "_nvmlGetFunctionPointer_cache", {})
+    library = PynvmlLibrary()
+    assert library.memory(None) == (81559 << 20, 5 << 20)
+    assert library.processes(None) == [(4711, 9 << 20, 2, 0)]
 
 
 def has_nvml() -> bool:

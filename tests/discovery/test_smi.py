@@ -12,6 +12,7 @@ from fakes.machines.description import as_json
 from llmgw.discovery import smi
 from llmgw.discovery.command import Ran
 from llmgw.discovery.faults import DiscoveryError
+from llmgw.hardware.devices import devices
 from llmgw.hardware.inventory import Relation
 from llmgw.hardware.reading import GpuReading
 from tests.discovery.generated import InProcess
@@ -121,6 +122,18 @@ async def test_the_mig_devices_of_a_card_are_named_by_their_index() -> None:
     assert found.cards[0].instances == ()
     unnamed = await read(machine, lambda what, text: "" if what == "-L" else text)
     assert [(i.profile, i.uuid) for i in unnamed.cards[1].instances] == [("", ""), ("", "")]
+
+
+async def test_why_the_mig_devices_have_no_names_is_said() -> None:
+    class Refusing(Changed):
+        async def ask(self, program: str, *args: str) -> Ran:
+            ran = await super().ask(program, *args)
+            return Ran(ran.argv, 4, "", "Insufficient Permissions") if args[0] == "-L" else ran
+
+    found = await smi.read(Refusing(MACHINES["a100-mig"], lambda _, text: text), 1, [])
+    for device in devices(found.cards[0], 1000):
+        (fault,) = device.faults
+        assert "nvidia-smi -L: the GPUs may not be read by this user (Insufficient Permissions)" in fault.reason
 
 
 async def test_mig_devices_are_joined_by_uuid_where_the_xml_has_one() -> None:

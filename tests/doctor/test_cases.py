@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from attrs import evolve
 
-from fakes.machines import Card, Hca, Machine, render
+from fakes.machines import Card, Hca, Machine, Mig, render
 from fakes.patient import LIMITS, NOW, Laid, healthy, interface
 from llmgw.doctor.checks import CHECKS
 from llmgw.doctor.collect import collect
@@ -340,3 +340,19 @@ async def test_a_card_that_vanished_counts_against_what_the_node_had(tmp_path: P
     files: dict[str, Laid] = {"var/lib/llmgw-agent/hardware.json": '[{"uuid": "GPU-a"}, {"uuid": "GPU-b"}]'}
     _, verdicts = await read(tmp_path, (), files=files)
     assert "known to have 2 GPUs" in verdicts["gpu.count.expected"].text
+
+
+async def test_gpu_instances_that_may_not_be_listed_hide_no_device(tmp_path: Path) -> None:
+    card = Card("NVIDIA A100-SXM4-80GB", 81920, "8.0", mig=(Mig("3g.40gb", 40192, 1), Mig("1g.10gb", 9728, 9)))
+    said = {"nvidia-smi mig -lgi": (4, "Insufficient Permissions\n")}
+    facts, verdicts = await read(tmp_path, (), said=said, cards=(card,))
+    assert [d.device_class for d in facts.devices] == ["a100-80g-mig-3g.40gb", "a100-80g-mig-1g.10gb"]
+    assert not spoken(verdicts)
+    assert verdicts["mig.no-compute"].severity is Severity.UNKNOWN
+    assert verdicts["mig.no-compute"].remedy == "run it as root"
+
+
+async def test_memory_of_gpus_that_is_a_numa_node_is_no_socket(tmp_path: Path) -> None:
+    nodes: dict[str, Laid] = {f"sys/devices/system/node/node{n}/cpulist": "\n" for n in range(2, 18)}
+    facts, _ = await read(tmp_path, (), files=nodes)
+    assert facts.sockets == 2

@@ -33,7 +33,7 @@ class Case:
     on: str = ""
 
 
-NO_SMI = Change(said={"nvidia-smi": None})
+NO_SMI = Change(said={"nvidia-smi": None, "nvml": None})
 NO_CLASS = Change(files={"sys/class": None})
 NO_LOG = Change(said={"dmesg": (1, "dmesg: read kernel buffer failed: Operation not permitted\n")})
 NO_PCI = Change(files={"sys/bus": None})
@@ -151,9 +151,11 @@ ROCE0 = "mlx5_4"
 XML_GONE = Change(more={"program": "no-driver"})
 
 CASES: dict[str, Case] = {
-    "gpu.none": Case(H100, Change(files={"sys/bus/pci/devices": None}, said={"nvidia-smi": None}), NO_PCI),
+    "gpu.none": Case(H100, Change(files={"sys/bus/pci/devices": None}, said={"nvidia-smi": None, "nvml": None}), NO_PCI),
     "gpu.driver.unreachable": Case(H100, Change(more={"program": "no-driver"}), NO_PCI),
     "gpu.driver.library-mismatch": Case(H100, Change(more={"program": "mismatch"}), NO_PCI),
+    "gpu.source.smi": Case(H100, Change(said={"nvidia-smi": (1, "Segmentation fault\n")}), NO_SMI),
+    "gpu.source.nvml": Case(H100, Change(more={"program": "nvml-broken"}), Change(said={"nvml": None})),
     "gpu.lost": Case(H100, log("NVRM: GPU at PCI:0000:33:00: GPU has fallen off the bus."), NO_SMI),
     "gpu.count.expected": Case(
         H100, Change(files={"var/lib/llmgw-agent/hardware.json": '[{"uuid": "GPU-gone"}]'}),

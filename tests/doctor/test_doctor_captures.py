@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import csv
 import json
 from collections.abc import Iterator
 from pathlib import Path
@@ -98,7 +99,29 @@ async def test_every_capture_gives_a_report(folder: str, tmp_path_factory: pytes
     assert seen
 
 
-@pytest.mark.parametrize("tree", ["h100_gpud", "procfs_fixture", "node_exporter_fixture", "gcm_dgx_a100"])
+TREES = ("h100_gpud", "procfs_fixture", "node_exporter_fixture", "gcm_dgx_a100")
+WHOLE_TREES = ("hwloc_mlx4_fdr", "hwloc_qib_qdr")
+MAPS = ("DGX_A100", "learn_good", "learn_ib_intf_bad_rate", "learn_ib_intf_bad_version",
+        "learn_ib_intf_operstate_down", "learn_ib_misbound_if", "learn_stuck_ib_intf")  # fmt: skip
+ALONE = ("hw_counters.nccl394.txt", "azure_endure")
+"""Played by a test of its own, here or beside sysfs."""
+
+
+def test_every_row_of_the_index_is_played() -> None:
+    """A capture that is added to the index and that no test reads is told here."""
+    seen = 0
+    for kind in ("gpu", "fabric"):
+        with (FIXTURES / kind / "INDEX.tsv").open() as file:
+            for row in csv.DictReader(file, delimiter="\t"):
+                seen += 1
+                folder, _, name = f"{kind}/{row['file'].rstrip('/')}".rpartition("/")
+                assert (FIXTURES / folder / name).exists(), row["file"]
+                of_trees = {*TREES, *WHOLE_TREES, *ALONE} & {name, *folder.split("/")}
+                assert folder in PLACES or of_trees or name.removesuffix(".json") in MAPS, row["file"]
+    assert seen > 300
+
+
+@pytest.mark.parametrize("tree", TREES)
 async def test_every_tree_gives_a_report(tree: str, tmp_path: Path) -> None:
     """Adapters of real machines: the folder stands where the kernel shows it."""
     source = FIXTURES / "fabric/sysfs" / tree
@@ -111,7 +134,7 @@ async def test_every_tree_gives_a_report(tree: str, tmp_path: Path) -> None:
     assert len(facts.adapters) == sum(1 for p in source.iterdir() if (p / "ports").is_dir())
 
 
-@pytest.mark.parametrize("tree", ["hwloc_mlx4_fdr", "hwloc_qib_qdr"])
+@pytest.mark.parametrize("tree", WHOLE_TREES)
 async def test_every_whole_tree_gives_a_report(tree: str, tmp_path: Path) -> None:
     (tmp_path / "sys").symlink_to(FIXTURES / "fabric/sysfs" / tree)
     config = Discovery(root=str(tmp_path))
@@ -119,10 +142,7 @@ async def test_every_whole_tree_gives_a_report(tree: str, tmp_path: Path) -> Non
     assert list(lines(facts, judge(facts, CHECKS), unknown=True))
 
 
-@pytest.mark.parametrize(
-    "name", ["DGX_A100", "learn_good", "learn_ib_intf_bad_rate", "learn_ib_intf_bad_version",
-             "learn_ib_intf_operstate_down", "learn_ib_misbound_if", "learn_stuck_ib_intf"],
-)  # fmt: skip
+@pytest.mark.parametrize("name", MAPS)
 async def test_every_map_of_a_tree_gives_a_report(name: str, tmp_path: Path) -> None:
     said = json.loads((FIXTURES / "fabric/sysfs/gcm_dgx_a100" / f"{name}.json").read_text())
     # The maps have the files below the PCI functions; the kernel shows the adapters in a folder of links as well.

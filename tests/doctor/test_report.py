@@ -23,7 +23,7 @@ from llmgw.discovery.machine import LiveMachine
 from llmgw.doctor.checks import CHECKS
 from llmgw.doctor.collect import WHOLE_S, collect
 from llmgw.doctor.document import Document, as_json, difference, from_json, read_text
-from llmgw.doctor.facts import Facts, Peer
+from llmgw.doctor.facts import Answer, Facts, Peer
 from llmgw.doctor.gather import Asker
 from llmgw.doctor.network import plans
 from llmgw.doctor.redact import redacted
@@ -31,9 +31,7 @@ from llmgw.doctor.report import exit_code, lines, manual
 from llmgw.doctor.verdict import Check, Finding, Severity, chosen, judge
 from llmgw.errors import OperatorError
 from llmgw.hardware.inventory import Host
-from llmgw.hardware.reading import GpuReading
 from llmgw.settings.agent_part import node_settings
-from llmgw.settings.convert import strict_converter
 from llmgw.settings.daemon import Discovery
 from llmgw.settings.key_docs import DOCS
 from llmgw.settings.load import load_settings
@@ -224,6 +222,7 @@ async def test_the_network_of_a_rank_is_what_engines_are_given(tmp_path_factory:
         "NCCL_IB_GID_INDEX": "3",
         "NCCL_SOCKET_IFNAME": "=mgmt0",
         "GLOO_SOCKET_IFNAME": "mgmt0",
+        "NCCL_DEBUG": "INFO",
     }
     assert plan.ports == plan.meant
     assert plan.interfaces == ("mgmt0",)
@@ -260,16 +259,52 @@ async def test_what_does_not_answer_is_left_behind(tmp_path: Path, mock_clock: t
     assert len(facts.pci_gpus) == 2
 
 
-async def test_what_nvml_does_not_tell_is_unknown(tmp_path_factory: pytest.TempPathFactory) -> None:
+BLIND = {"gpu.persistence", "gpu.throttle", "gpu.ecc.mode", "pci.width", "pci.speed", "fw.mixed"}
+
+
+@pytest.mark.parametrize(
+    ("smi", "severity"),
+    [
+        (None, Severity.INFO),
+        ((0, "no XML at all"), Severity.WARN),
+        ((127, "error while loading shared libraries"), Severity.WARN),
+        ((6, "No devices were found"), Severity.WARN),
+        ((0, "<nvidia_smi_log><gpu>"), Severity.WARN),
+    ],
+)
+async def test_nvml_answers_where_nvidia_smi_does_not(
+    smi: object, severity: Severity, tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    """Whatever nvidia-smi does, and the report says which of both was read and what that does not tell."""
     patient = rendered("hgx-h100", tmp_path_factory)
     seen = await facts_of(patient, "hgx-h100")
-    reading = GpuReading(driver=seen.driver, cards=tuple(c.reading for c in seen.cards))
-    said = json.dumps({"reading": strict_converter().unstructure(reading)})
-    facts, verdicts = await examine(patient, "hgx-h100", Change(said={"nvidia-smi": None, "nvml": said}))
-    assert [c.reading for c in facts.cards] == list(reading.cards)
-    assert {v.id for v in verdicts if v.severity is Severity.UNKNOWN} == {
-        "gpu.persistence", "gpu.throttle", "gpu.ecc.mode", "pci.width", "pci.speed", "fw.mixed", "topo.nic.far",
-    }  # fmt: skip
+    facts, verdicts = await examine(patient, "hgx-h100", Change(said={"nvidia-smi": smi}))
+    assert [(c.reading.uuid, c.reading.total_mib) for c in facts.cards] == [
+        (c.reading.uuid, c.reading.total_mib) for c in seen.cards
+    ]
+    assert [d.uuid for d in facts.devices] == [d.uuid for d in seen.devices]
+    assert facts.nvlink_domains == seen.nvlink_domains
+    (spoken,) = [v for v in verdicts if v.severity in (Severity.FAIL, Severity.WARN, Severity.INFO)]
+    assert (spoken.id, spoken.severity) == ("gpu.source.smi", severity)
+    assert "read through NVML" in spoken.text
+    assert {v.id for v in verdicts if v.severity is Severity.UNKNOWN} == BLIND
+
+
+async def test_two_sources_that_fail_are_a_failure(tmp_path_factory: pytest.TempPathFactory) -> None:
+    patient = rendered("hgx-h100", tmp_path_factory)
+    garbage = Change(said={"nvidia-smi": (0, "no XML at all")}, more={"program": "nvml-broken"})
+    facts, verdicts = await examine(patient, "hgx-h100", garbage)
+    (spoken,) = [v for v in verdicts if v.severity is Severity.FAIL and not v.hidden_by]
+    assert spoken.id == "gpu.driver.unreachable"
+    assert ("no XML at all" in spoken.text, "Unknown Error" in spoken.text) == (True, True)
+    assert exit_code(verdicts, strict=False) == 1
+    # One card that is gone makes both fail as a whole, where it is the only one.
+    lost = evolve(facts, smi=Answer("gpu-lost", "nvidia-smi: a GPU fell off the bus", "reboot the node"))
+    (spoken,) = [v for v in judge(lost, CHECKS) if v.severity is Severity.FAIL and not v.hidden_by]
+    assert spoken.remedy == "reboot the node"
+    # A guest of WSL has its GPUs on no bus, and no driver that answers is not the same as none.
+    wsl = evolve(facts, pci_gpus=(), smi=Answer("blocked", "nvidia-smi: GPU access blocked by the operating system"))
+    assert [v.id for v in judge(wsl, CHECKS) if v.severity is Severity.FAIL and not v.hidden_by] == [spoken.id]
 
 
 async def test_a_driver_that_hangs_is_the_finding(tmp_path: Path) -> None:

@@ -11,6 +11,7 @@ from llmgw.doctor import texts
 from llmgw.doctor.checks import CHECKS
 from llmgw.doctor.facts import Acs, Firewall, GpuInstance, LoadedModule, Netdev, Variable
 from llmgw.doctor.verdict import anchor
+from llmgw.hardware.reading import CardReading
 
 PAGE = Path(__file__).resolve().parents[2] / "docs/doctor.md"
 
@@ -93,6 +94,18 @@ def test_firewalls() -> None:
 def test_gpu_instances() -> None:
     table = "| GPU   Name          Profile  Instance   Placement  |\n|   0  MIG 1g.10gb+me   20        9          6:1     |\n"
     assert texts.gpu_instances(table) == (GpuInstance(0, 9, "1g.10gb+me"),)
+
+
+@pytest.mark.parametrize("group", ["clocks_event_reason", "clocks_throttle_reason"])
+def test_what_slows_a_card_under_each_of_its_names(group: str) -> None:
+    xml = (
+        "<nvidia_smi_log><gpu><uuid>GPU-1</uuid>"
+        f"<{group}s><{group}_hw_thermal_slowdown>Active</{group}_hw_thermal_slowdown>"
+        f"<{group}_sw_power_cap>Active</{group}_sw_power_cap></{group}s></gpu></nvidia_smi_log>"
+    )
+    (card,) = texts.cards((CardReading(0, "GPU-1", "x"),), xml)
+    assert len(card.slowed) == 1
+    assert "heat" in card.slowed[0]
 
 
 @pytest.mark.parametrize("xml", ["", "<nvidia_smi_log>", "no xml", "<nvidia_smi_log><gpu></nvidia_smi_log>"])

@@ -24,6 +24,7 @@ def test_vllm() -> None:
         "--max-model-len", "8192", "--quantization", "fp8", "--max-num-seqs", "64",
     )  # fmt: skip
     assert launch.env["CUDA_VISIBLE_DEVICES"] == "GPU-0,GPU-1,GPU-2,GPU-3"
+    assert launch.env["CUDA_DEVICE_ORDER"] == "PCI_BUS_ID"
     assert (launch.env["HF_HUB_OFFLINE"], launch.env["OMP_NUM_THREADS"]) == ("1", "1")
     assert launch.env["VLLM_RPC_BASE_PATH"] == ".", "its sockets go with the shard's folder"
     assert launch.secrets == {"VLLM_API_KEY": "sk-secret"}

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from llmgw.engines.diagnosis import KNOWN, diagnose
+from llmgw.engines.diagnosis import KNOWN, Noticing, diagnose
 
 SAMPLES = Path(__file__).resolve().parents[3] / "shared" / "engines" / "log_samples"
 
@@ -174,3 +174,19 @@ def test_nccl_over_tcp_is_a_failure_where_a_fabric_was_asked_for(said: str, fail
     alone = diagnose([fell, failure])
     assert (alone.code if alone else "") == ("nccl" if failure else "")
     assert diagnose([asked, "node1:7:9 [0] NCCL INFO Using network IB"]) is None
+
+
+def test_nccl_over_tcp_is_noticed_while_the_engine_runs() -> None:
+    asked = "node1:7:9 [0] NCCL INFO NCCL_IB_HCA set by environment to =mlx5_0:1"
+    fell = "\x1b[0;36m(EngineCore pid=7)\x1b[0m node1:7:9 [0] NCCL INFO Using network Socket"
+    noticing = Noticing()
+    assert not noticing.read(["Loading weights took 3 s", asked, "CUDA out of memory"])
+    assert noticing.found is None
+    assert noticing.read([fell, "more"])
+    assert noticing.found is not None
+    assert (noticing.found.code, "=mlx5_0:1" in noticing.found.cause) == ("nccl-tcp", True)
+    assert not noticing.read([asked, fell]), "it is told once"
+    flooded = Noticing()
+    for _ in range(1000):
+        assert not flooded.read([asked])
+    assert len(flooded._kept) <= 100

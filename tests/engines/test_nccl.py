@@ -78,7 +78,8 @@ def test_what_nccl_makes_of_interfaces(value: str | None, names: str) -> None:
 def test_the_environment_of_infiniband() -> None:
     fabric = Fabric("f", AdapterKind.INFINIBAND, (FabricPort("mlx5_10", 1), FabricPort("mlx5_9", 1)))
     assert nccl_env(fabric, "eth0") == {
-        "NCCL_IB_HCA": "=mlx5_9:1,mlx5_10:1", "NCCL_SOCKET_IFNAME": "=eth0", "GLOO_SOCKET_IFNAME": "eth0"
+        "NCCL_IB_HCA": "=mlx5_9:1,mlx5_10:1", "NCCL_SOCKET_IFNAME": "=eth0", "GLOO_SOCKET_IFNAME": "eth0",
+        "NCCL_DEBUG": "INFO",
     }  # fmt: skip
 
 

@@ -30,6 +30,8 @@ def test_vllm_over_two_nodes() -> None:
     env = vllm(wanted=wanted).env
     assert env["NCCL_IB_HCA"] == "=mlx5_0:1,mlx5_3:1"
     assert (env["NCCL_SOCKET_IFNAME"], env["GLOO_SOCKET_IFNAME"], env["VLLM_HOST_IP"]) == ("=eth0", "eth0", "10.0.0.1")
+    assert env["NCCL_DEBUG"] == "INFO", "or nobody hears that it fell back to TCP"
+    assert vllm(wanted={**wanted, "env": {"NCCL_DEBUG": "WARN"}}).env["NCCL_DEBUG"] == "WARN"
 
 
 def test_vllm_in_groups_on_one_node_and_on_two() -> None:

@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from llmgw.hardware.gpu import compute_capability, device_class, mig_class, mig_number
+from llmgw.hardware.gpu import compute_capability, device_class, mig_class, mig_number, same_but_for_size
 from llmgw.hardware.health import stranger
 from llmgw.hardware.inventory import Device, DeviceProcess
 from llmgw.settings.profile_rules import DEVICE_CLASS
@@ -93,6 +93,22 @@ def test_mig() -> None:
     assert DEVICE_CLASS.fullmatch(name)
     assert compute_capability(name) == 90
     assert mig_number(3, 6) == 1306
+
+
+@pytest.mark.parametrize(
+    ("a", "b", "same"),
+    [
+        ("l4-24g", "l4-22g", True),
+        ("l4-22g", "l4-22g", False),
+        ("l4-22g", "l40s-45g", False),
+        ("a10-24g", "a100-40g", False),
+        ("h100-80g-mig-1g.10gb", "h100-94g-mig-1g.10gb", True),
+        ("h100-80g-mig-1g.10gb", "h100-94g", False),
+        ("gb10", "gb10-122g", False),
+    ],
+)
+def test_sizes_that_are_marketing(a: str, b: str, same: bool) -> None:
+    assert same_but_for_size(a, b) is same
 
 
 def test_strangers() -> None:

@@ -217,6 +217,17 @@ def test_any_text_may_be_asked_for(text: str) -> None:
     assert suggestion(text) == "" or mig_card(text) is not None
 
 
+@pytest.mark.parametrize(
+    ("old", "new"),
+    [("1g.24gb", "1g.23gb"), ("1g.24gb+me", "1g.23gb+me"), ("1c.3g.95gb", "3g.93gb"), ("7g.189gb", "7g.186gb")],
+)
+def test_what_a_driver_called_otherwise_is_the_same_profile(old: str, new: str) -> None:
+    card = the("gb200-185g")
+    assert card.profile(old) is card.profile(new) is not None
+    assert arrange(card, [old, "1g.23gb"]) == arrange(card, [new, "1g.23gb"])
+    assert the("b200-179g").profile("1g.24gb") is None
+
+
 def test_what_is_not_in_the_table_is_not_refused_anywhere() -> None:
     assert mig_card("rtx-9999-999g") is None
     assert suggestion("rtx-9999-999g") == ""

@@ -277,6 +277,17 @@ def test_several_nodes_are_on_one_fabric_with_as_many_ports() -> None:
     assert found.reason == "profile wide on n2: gpu-0, gpu-1; n4: gpu-0, gpu-1 (h100-80g) over fabric rack-2"
 
 
+def test_a_class_by_the_size_on_the_box_is_told_the_driver_s() -> None:
+    asked = model("m", 1, profile(device_class=("h100-94g",)))
+    found = put(asked, (node("n1"),), {})
+    assert isinstance(found, NoPlace)
+    (refusal,) = found.candidates[0].refusals
+    assert refusal.filter == "device-class"
+    assert refusal.remedy.startswith(
+        "if h100-80g is meant, name that: classes count the memory that the driver reports"
+    )
+
+
 def test_no_fabric_over_enough_nodes_names_who_is_where() -> None:
     nodes = (
         node("n1", fabrics=(fabric("rack-1", 2),)),

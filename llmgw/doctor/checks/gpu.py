@@ -14,6 +14,10 @@ _RESET = frozenset({62, 64, 74, 95, 109, 119, 120, 136, 140, 143, 154, 155, 156,
 """Xids after which the card needs to be reset, or the node rebooted (NVIDIA's Xid catalogue)."""
 
 _LOST_XID = 79
+_MISMATCH, _BLOCKED = "driver-mismatch", "blocked"
+_NOT_HERE = frozenset({"not-found", "not-runnable"})
+_NO_DRIVER = frozenset({"driver-missing", "no-gpu", *_NOT_HERE})
+"""Answers of which the check's own remedy says more."""
 
 
 def some(items: list[str], most: int = 4) -> str:
@@ -32,25 +36,64 @@ def has_gpus(facts: Facts) -> bool:
 
 
 def _none(facts: Facts) -> Finding | None:
-    return None if facts.pci_gpus or facts.cards else Finding("There is no NVIDIA GPU on the PCI bus.")
+    if facts.pci_gpus or facts.cards or facts.smi.code == _BLOCKED:
+        return None
+    return Finding("There is no NVIDIA GPU on the PCI bus.")
+
+
+def _should_answer(facts: Facts) -> bool:
+    """Whether a driver should answer: a guest of WSL has its GPUs on no bus."""
+    return has_gpus(facts) or facts.smi.code == _BLOCKED
+
+
+def _mismatched(facts: Facts) -> bool:
+    return _MISMATCH in (facts.smi.code, facts.nvml.code)
 
 
 def _unreachable(facts: Facts) -> Finding | None:
-    if facts.smi.code in ("", "driver-mismatch", "gpu-lost", "malformed"):
+    smi, nvml = facts.smi, facts.nvml
+    if not smi.code or not nvml.code or facts.cards or _mismatched(facts):
         return None
-    there = ours(facts)
-    said = facts.smi.said or facts.smi.code
+    # What nvidia-smi says explains more, but not that it is not there.
+    told = nvml if smi.code in _NOT_HERE and nvml.said else smi
+    said = told.said or told.code
+    if nvml.said and nvml.code != smi.code:
+        said = f"{smi.said or smi.code}; {nvml.said}"
     hint = " nouveau is loaded in its place." if facts.has_module("nouveau") else ""
-    return Finding(f"The PCI bus has {len(there)} NVIDIA GPUs and their driver gives no answer: {said}.{hint}")
+    count = len(ours(facts))
+    there = f"The PCI bus has {count} NVIDIA GPU{'' if count == 1 else 's'}" if count else "GPUs are not on the PCI bus"
+    remedy = "" if told.code in _NO_DRIVER else told.remedy
+    return Finding(f"{there} and their driver gives no answer: {said}.{hint}", remedy)
 
 
 def _mismatch(facts: Facts) -> Finding | None:
-    if facts.smi.code != "driver-mismatch":
+    if not _mismatched(facts):
         return None
     loaded = facts.module.version or "of another version"
+    said = facts.smi.said if facts.smi.code == _MISMATCH else facts.nvml.said
     return Finding(
-        f"The kernel runs NVIDIA module {loaded}, the libraries on disk are newer or older ({facts.smi.said}): "
+        f"The kernel runs NVIDIA module {loaded}, the libraries on disk are newer or older ({said}): "
         "no process can start to use a GPU any more."
+    )
+
+
+def _smi_broken(facts: Facts) -> Finding | None:
+    if not facts.smi.code or facts.nvml.code:
+        return None
+    less = "The GPUs were read through NVML: what only nvidia-smi tells of them could not be told."
+    if facts.smi.code in _NOT_HERE:
+        return Finding(
+            f"There is no nvidia-smi. {less}", "Install NVIDIA's driver utilities, to be told more.", Severity.INFO
+        )
+    return Finding(f"The driver answers and nvidia-smi does not as it should ({facts.smi.said}). {less}")
+
+
+def _nvml_broken(facts: Facts) -> Finding | None:
+    if facts.smi.code or not facts.nvml.code:
+        return None
+    return Finding(
+        f"nvidia-smi answers and NVML does not ({facts.nvml.said}): the agent reads the GPUs through nvidia-smi alone.",
+        facts.nvml.remedy,
     )
 
 
@@ -111,14 +154,28 @@ CHECKS = (
         "gpu.driver.unreachable", Severity.FAIL, ("smi", "pci_gpus"), _unreachable,
         "modprobe nvidia; if that fails, install the driver for the running kernel (DKMS, Secure Boot), take nouveau "
         "out, and reboot.",
-        "The bus has GPUs, and nvidia-smi does not get an answer from the driver, or none in time.",
-        applies=has_gpus, gate=("pci_gpus",),
+        "The bus has GPUs, and neither nvidia-smi nor NVML gets an answer from the driver, or none in time.",
+        applies=_should_answer, gate=("pci_gpus",),
     ),
     Check(
         "gpu.driver.library-mismatch", Severity.FAIL, ("smi", "pci_gpus"), _mismatch,
         "Drain the node and reboot it; keep NVIDIA's packages out of unattended upgrades.",
         "The driver's packages were upgraded under the loaded module. What runs goes on, nothing new starts.",
         NO_GPU,
+    ),
+    Check(
+        "gpu.source.smi", Severity.WARN, ("smi", "nvml"), _smi_broken,
+        "Run nvidia-smi by hand, and see which one is meant: type -a nvidia-smi",
+        "NVML answers and nvidia-smi hangs, fails or prints something else, so that less is known of the GPUs. Where "
+        "there is none at all it is only said.",
+        DRIVER, applies=has_gpus, gate=("pci_gpus",),
+    ),
+    Check(
+        "gpu.source.nvml", Severity.WARN, ("smi", "nvml"), _nvml_broken,
+        "Install llmgw with its dependencies, and NVIDIA's user-space packages in the driver's version.",
+        "nvidia-smi answers and NVML does not. Agents read GPUs through NVML and take nvidia-smi in its place, which "
+        "takes longer.",
+        DRIVER, applies=has_gpus, gate=("pci_gpus",),
     ),
     Check(
         "gpu.lost", Severity.FAIL, ("pci_gpus", "cards"), _lost,
