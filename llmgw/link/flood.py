@@ -111,36 +111,55 @@ class Pace:
         return min(self._most_s, max(0.0, -self._left_s / self._share))
 
 
-_HOPELESS = 2
-"""An address with so many times its connections is hung up on without TLS: telling it why would cost more than it."""
-
-
 class Crowd:
-    """How many connections each host holds open; ``most`` are in order. Remotes are ``host:port``."""
+    """How many connections each host holds open: ``most`` of agents, and ``most`` of whom nothing is known yet.
+
+    They are counted apart, so that strangers behind an address that agents share take no place of theirs: those in
+    their handshake, and those whose handshake failed. Remotes are ``host:port``.
+    """
 
     def __init__(self, most: int) -> None:
         self._most = most
-        self._open: Counter[str] = Counter()
+        self._strangers: Counter[str] = Counter()
+        self._agents: Counter[str] = Counter()
 
     @contextmanager
-    def one_more(self, remote: str) -> Iterator[None]:
-        """Count a connection while it is open."""
+    def one_more(self, remote: str) -> Iterator[Place | None]:
+        """Count a connection while it is open; ``None`` for one that is not even worth a word."""
         host = host_of(remote)
-        self._open[host] += 1
+        if self._strangers[host] >= self._most:
+            yield None
+            return
+        place = Place(self, host)
+        self._strangers[host] += 1
         try:
-            yield
+            yield place
         finally:
-            self._open[host] -= 1
-            if not self._open[host]:
-                del self._open[host]
+            _one_less(self._agents if place.agent else self._strangers, host)
 
-    def too_many(self, remote: str) -> str | None:
-        """Why a counted connection must end, if it must."""
-        host = host_of(remote)
-        if self._open[host] <= self._most:
-            return None
-        return f"{host} holds more than {self._most} connections (link.connections_per_address)"
+    def _proved(self, place: Place) -> str | None:
+        if self._agents[place.host] >= self._most:
+            return f"{place.host} holds more than {self._most} connections (link.connections_per_address)"
+        _one_less(self._strangers, place.host)
+        self._agents[place.host] += 1
+        place.agent = True
+        return None
 
-    def hopeless(self, remote: str) -> bool:
-        """Whether one more is not even worth a word."""
-        return self._open[host_of(remote)] >= _HOPELESS * self._most
+
+class Place:
+    """A connection as it is counted; ``agent`` is whether it is known to be one's."""
+
+    def __init__(self, crowd: Crowd, host: str) -> None:
+        self.host = host
+        self.agent = False
+        self._crowd = crowd
+
+    def proved(self) -> str | None:
+        """It showed an agent's certificate; returns why it must end, if it must."""
+        return self._crowd._proved(self)
+
+
+def _one_less(counter: Counter[str], host: str) -> None:
+    counter[host] -= 1
+    if not counter[host]:
+        del counter[host]

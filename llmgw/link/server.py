@@ -19,7 +19,7 @@ from llmgw.errors import OperatorError, PeerError
 from llmgw.link import identity, joining
 from llmgw.link.attempts import Attempts, host_of
 from llmgw.link.attend import Handler, attend
-from llmgw.link.flood import Crowd
+from llmgw.link.flood import Crowd, Place
 from llmgw.link.hello import offered_protocols
 from llmgw.link.identity import Certificate, Rules
 from llmgw.link.messages import (
@@ -103,7 +103,7 @@ async def serve(
     crowd = Crowd(listener.connections_per_address)
     watch = Watch(limits)
     repeats = Repeats()
-    doors = _Doors(gate, handler, limits, handshake_s, wall, crowd, watch, repeats)
+    doors = _Doors(gate, handler, limits, handshake_s, wall, watch, repeats)
     turn = trio.Semaphore(_HANDSHAKES_PER_TURN)
     async with AsyncExitStack() as stack:
         try:
@@ -115,9 +115,9 @@ async def serve(
 
         failures = Attempts(_FAILURES, 1.0)
 
-        async def served(transport: trio.SocketStream, remote: str) -> None:
+        async def served(transport: trio.SocketStream, remote: str, place: Place) -> None:
             try:
-                await doors.open(transport, remote, turn)
+                await doors.open(transport, remote, turn, place)
             except PeerError as ended:
                 if times := repeats.times(host_of(remote), ended.reason, trio.current_time()):
                     _log.warning("connection not served", remote=remote, reason=ended.reason, times=times)
@@ -131,11 +131,10 @@ async def serve(
             remote = _remote(transport)
             bound_unacknowledged(transport, limits.silence_s)
             async with transport:
-                if crowd.hopeless(remote):
-                    return
                 try:
-                    with crowd.one_more(remote):
-                        await served(transport, remote)
+                    with crowd.one_more(remote) as place:
+                        if place is not None:
+                            await served(transport, remote, place)
                 except Exception:  # noqa: BLE001
                     # The listener serves all other nodes too: one connection's fault is written down and ends it.
                     _log.exception("connection failed", remote=remote)
@@ -156,7 +155,6 @@ class _Doors:
         limits: LinkLimits,
         handshake_s: float,
         wall: Callable[[], float],
-        crowd: Crowd,
         watch: Watch,
         repeats: Repeats,
     ) -> None:
@@ -165,13 +163,12 @@ class _Doors:
         self._limits = limits
         self._handshake_s = handshake_s
         self._wall = wall
-        self._crowd = crowd
         self._watch = watch
         self._repeats = repeats
         self._joining: Counter[str] = Counter()
         self._attempts = Attempts()
 
-    async def open(self, transport: trio.SocketStream, remote: str, turn: trio.Semaphore) -> None:
+    async def open(self, transport: trio.SocketStream, remote: str, turn: trio.Semaphore, place: Place) -> None:
         by = trio.current_time() + self._handshake_s
         trust = self._gate.trust()
         wants = await _within(by, f"agent at {remote}", self._handshake_s, partial(_wants, transport, turn))
@@ -179,12 +176,7 @@ class _Doors:
         if trust.joining is None or join is None or JOIN_ALPN.encode() not in wants:
             stream: TlsStream = trio.SSLStream(Metered(transport), trust.link, server_side=True)
             await handshake(stream, f"agent at {remote}", by - trio.current_time())
-            if (reason := self._crowd.too_many(remote)) is not None:
-                if times := self._repeats.times(host_of(remote), reason, trio.current_time()):
-                    _log.warning("agent turned away", remote=remote, reason=reason, times=times)
-                await turn_away(stream, reason)
-                return
-            await self._agent(stream, remote)
+            await self._agent(stream, remote, place)
             return
         thing = f"somebody who wants to join at {remote}"
         host = host_of(remote)
@@ -211,10 +203,15 @@ class _Doors:
             self._attempts.failed(host, trio.current_time())
         return answered
 
-    async def _agent(self, stream: TlsStream, remote: str) -> None:
+    async def _agent(self, stream: TlsStream, remote: str, place: Place) -> None:
         rules = self._gate.rules()
         chain = identity.read_chain(verified_chain(stream))
         node = identity.identity(chain[0], identity.node_uri(rules.trust_domain, "")) or ""
+        if (reason := place.proved()) is not None:
+            if times := self._repeats.times(host_of(remote), reason, trio.current_time()):
+                _log.warning("agent turned away", remote=remote, reason=reason, times=times)
+            await turn_away(stream, reason)
+            return
 
         def check(register: Register) -> Refused | None:
             refused = _check(register, chain, self._wall(), self._gate.rules())

@@ -6,7 +6,7 @@ import ssl
 import time
 import tracemalloc
 from collections.abc import AsyncIterator, Awaitable, Callable
-from contextlib import asynccontextmanager, suppress
+from contextlib import AsyncExitStack, asynccontextmanager, suppress
 from functools import partial
 from typing import Any
 
@@ -26,7 +26,7 @@ from llmgw.link.codec import UP, ExcessiveError, MalformedError, decode, encode
 from llmgw.link.messages import Message, NotUnderstood, Register
 from llmgw.link.protocol import Ended, LinkLimits, LinkProtocol, Role
 from llmgw.link.server import Gate, gate_of, serve
-from llmgw.link.session import PeerGone, Session, open_session
+from llmgw.link.session import LinkRefused, PeerGone, Session, open_session
 from llmgw.link.tls import client_context
 from llmgw.settings.daemon import Address, LinkListener
 from tests.link.samples import TRUST_DOMAIN, WELCOME, Pki, register, report
@@ -382,9 +382,9 @@ async def listening(pki: Pki, *, gate: Gate | None = None, **settings_: Any) -> 
 
 
 @asynccontextmanager
-async def agent_of(address: Address, pki: Pki) -> AsyncIterator[Session]:
-    async with connect(address, pki.node(), TRUST_DOMAIN) as session:
-        await session.send(register())
+async def agent_of(address: Address, pki: Pki, node: str = "n1") -> AsyncIterator[Session]:
+    async with connect(address, pki.node(node), TRUST_DOMAIN) as session:
+        await session.send(register(node))
         assert await session.receive() == WELCOME
         yield session
 
@@ -425,6 +425,25 @@ async def test_who_fails_again_and_again_takes_up_its_own_places(pki: Pki) -> No
         assert await what_nonsense_is_told(address)
         async with agent_of(address, pki):
             pass
+
+
+async def test_strangers_behind_an_address_take_no_place_of_its_agents(pki: Pki) -> None:
+    """Behind one NAT, at once after an outage: what failed lately is held, and every agent is welcomed all the same."""
+    foreign = pki.node(authority="foreign")
+
+    async def fails() -> None:
+        with pytest.raises(LinkRefused, match="unknown ca"):
+            async with connect(address, foreign, TRUST_DOMAIN):
+                pass
+
+    async with listening(pki, connections_per_address=24) as address:
+        for _ in range(4):
+            async with trio.open_nursery() as some:
+                for _ in range(10):
+                    some.start_soon(fails)
+        async with AsyncExitStack() as agents:
+            for number in range(24):
+                await agents.enter_async_context(agent_of(address, pki, f"n{number}"))
 
 
 async def test_who_is_turned_away_is_told_with_enhance_your_calm(pki: Pki) -> None:

@@ -30,20 +30,21 @@ def test_whoever_waits_as_told_gets_no_more_than_the_share(costs: list[float]) -
     assert sum(costs) <= 0.25 + 0.1 * now + 1e-6
 
 
-def test_connections_are_counted_by_host_while_they_are_open() -> None:
+def test_connections_are_counted_by_host_while_they_are_open_and_strangers_apart() -> None:
     crowd = Crowd(2)
-    with crowd.one_more("10.0.0.1:1"), crowd.one_more("10.0.0.1:2"):
-        assert crowd.too_many("10.0.0.1:2") is None
-        with crowd.one_more("10.0.0.1:3"):
-            assert (
-                crowd.too_many("10.0.0.1:3") == "10.0.0.1 holds more than 2 connections (link.connections_per_address)"
-            )
-            assert not crowd.hopeless("10.0.0.1:4")
-            with crowd.one_more("10.0.0.1:4"):
-                assert crowd.hopeless("10.0.0.1:5")
-            assert crowd.too_many("10.0.0.2:1") is None
-            assert not crowd.hopeless("[::1]:1")
-        assert crowd.too_many("10.0.0.1:2") is None
+    with crowd.one_more("10.0.0.1:1") as one, crowd.one_more("10.0.0.1:2") as two:
+        assert one is not None
+        assert two is not None
+        with crowd.one_more("10.0.0.1:3") as beyond, crowd.one_more("[::1]:1") as elsewhere:
+            assert beyond is None, "two strangers there are"
+            assert elsewhere is not None
+        assert (one.proved(), two.proved()) == (None, None)
+        with crowd.one_more("10.0.0.1:4") as three, crowd.one_more("10.0.0.1:5"):
+            assert three is not None, "agents are no strangers"
+            assert three.proved() == "10.0.0.1 holds more than 2 connections (link.connections_per_address)"
+            with crowd.one_more("10.0.0.1:6") as beyond:
+                assert beyond is None, "who is turned away is a stranger until it is gone"
+    assert not crowd._strangers + crowd._agents
 
 
 @given(st.lists(st.tuples(st.integers(0, 9), st.integers(0, 40)), max_size=30), st.data())
