@@ -35,6 +35,10 @@ class UnknownError(OperatorError):
     """What was named is not there: a node, a replica, a revision."""
 
 
+class ConflictError(OperatorError):
+    """What is asked could be done, but not as things are now."""
+
+
 class PeerError(LlmgwError):
     """The other end of a connection did something wrong, or went away."""
 

@@ -21,12 +21,13 @@ from cryptography.hazmat.primitives.asymmetric.types import CertificatePublicKey
 from cryptography.x509.oid import ExtendedKeyUsageOID
 
 from llmgw.link.messages import Refused
+from llmgw.settings.bounds import NAME
 
 CLIENT_AUTH = "clientAuth"
 SERVER_AUTH = "serverAuth"
 
 _USAGES = {ExtendedKeyUsageOID.CLIENT_AUTH: CLIENT_AUTH, ExtendedKeyUsageOID.SERVER_AUTH: SERVER_AUTH}
-_ID = re.compile(r"(?!\.{1,2}$)[A-Za-z0-9._-]{1,64}", re.ASCII)
+_ID = re.compile(NAME)
 _TRUST_DOMAIN = re.compile(r"[a-z0-9._-]{1,255}", re.ASCII)
 _SKEW_S = 30.0
 _REISSUE = "issue one with 'llmgw ca issue --node {node} --out DIR' and name its files in agent.yaml under tls"

@@ -15,6 +15,8 @@ from attrs import field, frozen
 from llmgw.errors import OperatorError
 
 _TEXT = re.compile(r"llmgw_join_([0-9a-f]{12})\.([A-Za-z0-9_-]{43})\.([0-9a-f]{64})", re.ASCII)
+SHORTEST_S, LONGEST_S = 10.0, 7 * 86400.0
+"""How long a token may be good."""
 
 
 @frozen

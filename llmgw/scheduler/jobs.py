@@ -10,10 +10,12 @@ import re
 from collections.abc import Mapping
 from enum import StrEnum
 from types import MappingProxyType
+from typing import ClassVar
 
 from attrs import evolve, field, frozen
 
 from llmgw.errors import OperatorError
+from llmgw.settings.bounds import declared
 from llmgw.settings.catalog import EngineKind
 
 _NOTHING: Mapping[str, str] = MappingProxyType({})
@@ -58,6 +60,12 @@ class Fetch:
     update: bool = False
 
 
+_WORD = re.compile(r"[A-Za-z0-9][A-Za-z0-9._+-]{0,63}")
+_VERSIONS = r"\s*(?:[=<>~!]=|[<>]|===)\s*[A-Za-z0-9.*+!_-]+"
+_PACKAGE = re.compile(rf"[A-Za-z0-9][A-Za-z0-9._-]*(?:\[[A-Za-z0-9._, -]+\])?(?:{_VERSIONS}(?:\s*,{_VERSIONS})*)?")
+"""A package by its name: pip fetches what is named by an address even where it may ask no index."""
+
+
 @frozen
 class Install:
     """An engine to install: ``name`` and ``version`` say which one; the same pair is never installed twice over itself.
@@ -67,12 +75,18 @@ class Install:
     is the engine's usual one where it is empty.
     """
 
+    SCHEMA_RULES: ClassVar = {
+        "anyOf": [
+            {"properties": {"lock": {"minLength": 1}, "wheels": {"maxLength": 0}}, "required": ["lock"]},
+            {"properties": {"wheels": {"minLength": 1}, "lock": {"maxLength": 0}}, "required": ["wheels"]},
+        ]
+    }
     engine: EngineKind
-    name: str
-    version: str
+    name: str = declared(pattern=f"^{_WORD.pattern}$")
+    version: str = declared(pattern=f"^{_WORD.pattern}$")
     lock: str = field(default="", repr=False)
     wheels: str = ""
-    packages: tuple[str, ...] = ()
+    packages: tuple[str, ...] = declared((), items={"type": "string", "pattern": f"^{_PACKAGE.pattern}$"})
     command: tuple[str, ...] = ()
     python: str = ""
 
@@ -80,12 +94,6 @@ class Install:
     def label(self) -> str:
         """The name of its folder."""
         return f"{self.name}-{self.version}"
-
-
-_WORD = re.compile(r"[A-Za-z0-9][A-Za-z0-9._+-]{0,63}")
-_VERSIONS = r"\s*(?:[=<>~!]=|[<>]|===)\s*[A-Za-z0-9.*+!_-]+"
-_PACKAGE = re.compile(rf"[A-Za-z0-9][A-Za-z0-9._-]*(?:\[[A-Za-z0-9._, -]+\])?(?:{_VERSIONS}(?:\s*,{_VERSIONS})*)?")
-"""A package by its name: pip fetches what is named by an address even where it may ask no index."""
 
 
 def check_install(install: Install) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from llmgw.errors import OperatorError, UnknownError
+from llmgw.errors import ConflictError, UnknownError
 from llmgw.server.agents import Agents
 from llmgw.server.cluster import Cluster
 from llmgw.server.identities import Identities
@@ -14,7 +14,7 @@ async def forget(node: str, by: str, cluster: Cluster, agents: Agents, identitie
     Raises :class:`OperatorError`.
     """
     if agents.connected(node):
-        raise OperatorError(
+        raise ConflictError(
             f"node {node}",
             "is connected, and would register again at once",
             f"stop its agent, or keep it out first: llmgw ctl deny node {node} --reason …",

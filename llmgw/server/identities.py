@@ -31,6 +31,7 @@ from llmgw.link.trust import Trust, TrustFiles
 from llmgw.server import ca_acts
 from llmgw.server.enrolment import Enrolment, event
 from llmgw.server.roots import Standing, possible
+from llmgw.settings.bounds import reason_of
 from llmgw.settings.daemon import LinkListener
 from llmgw.store.identity import DenyRow, Event, HeldRow, IdentityStore
 from llmgw.telemetry.logging import logger
@@ -300,9 +301,9 @@ class Identities:
         entry = self._deny.find("", chain)
         return None if entry is None else entry.reason
 
-    async def deny(self, kind: str, value: str, reason: str, by: str) -> DenyRow:
+    async def deny(self, kind: DenyKind, value: str, reason: str, by: str) -> DenyRow:
         """Keep somebody out from now on; open sessions end. Raises :class:`OperatorError`."""
-        row = DenyRow(kind, normal(kind, value), reason.strip(), by, self._clock())
+        row = DenyRow(kind, normal(kind, value), reason_of(reason), by, self._clock())
         if not row.reason:
             raise OperatorError("the reason", "is missing", "say why: whoever is refused is told")
         node = row.value if kind == DenyKind.NODE else ""
@@ -311,7 +312,7 @@ class Identities:
         self._changed()
         return row
 
-    async def lift(self, kind: str, value: str, by: str) -> None:
+    async def lift(self, kind: DenyKind, value: str, by: str) -> None:
         """Let somebody in again. Raises :class:`OperatorError` when there is no such entry."""
         value = normal(kind, value)
         node = value if kind == DenyKind.NODE else ""
@@ -344,10 +345,8 @@ class Identities:
         return event(self._clock(), kind, node, by, detail)
 
 
-def normal(kind: str, value: str) -> str:
+def normal(kind: DenyKind, value: str) -> str:
     """A value of the deny list as it is compared. Raises :class:`OperatorError` when it can be no such thing."""
-    if kind not in set(DenyKind):
-        raise OperatorError(repr(kind[:20]), "cannot be denied", "node, serial or key")
     if kind == DenyKind.NODE:
         if not identity.is_id(value):
             raise OperatorError(f"node id {value[:70]!r}", "is none", "letters, digits, dots, dashes and underscores")

@@ -37,7 +37,7 @@ def sources_of(settings: Settings, what: str) -> tuple[HubSource, ...]:
     found = tuple(dict.fromkeys(s for text in named if (s := hub_source(text)) is not None))
     if not found:
         reason = "no profile of it has weights from a hub" if model is not None else "is no model and no hf:org/name"
-        raise OperatorError(what[:200], reason, "paths are used where they are; see weights in the settings")
+        raise UnknownError(what[:200], reason, "paths are used where they are; see weights in the settings")
     for source in found:
         if not allowed(source, settings.weights.sources):
             raise OperatorError(str(source), "is not in weights.sources of the settings", "add it there")

@@ -15,13 +15,17 @@ from typing import Any, Protocol
 import trio
 from attrs import evolve
 
-from llmgw.errors import OperatorError
+from llmgw.errors import ConflictError, OperatorError, UnknownError
 from llmgw.router.journal import left_behind, remove
+from llmgw.settings.bounds import EXACT, is_line
 from llmgw.settings.document import KeyPolicy
 from llmgw.settings.keys import (
     ALPHABET,
     ID_LENGTH,
+    LATEST,
     SECRET_LENGTH,
+    TAGS_MOST,
+    TEXT_MOST,
     ApiKey,
     KeyTerms,
     Spent,
@@ -38,9 +42,6 @@ _IN_FORCE_S = 1.0
 _COLLECT_EVERY_S = 2.0
 _FOLLOW_S = 0.5
 _ADD_UP_EVERY_S = 5.0
-_TEXT_MOST = 128
-_TAGS_MOST = 32
-_MOST = 2**53
 _SLACK_S = 60.0
 """An end that somebody counted from their own clock."""
 
@@ -150,7 +151,7 @@ class KeyBook:
         found = self._keys.get(ident)
         if found is None:
             hint = "llmgw ctl keys list shows the ids"
-            raise OperatorError(f"key {ident[:40]!r}", "there is none of this id", hint)
+            raise UnknownError(f"key {ident[:40]!r}", "there is none of this id", hint)
         return found
 
     async def create(self, terms: KeyTerms, by: str) -> tuple[ApiKey, str, bool]:
@@ -217,7 +218,7 @@ class KeyBook:
     def _usable(self, ident: str) -> ApiKey:
         key = self.row(ident)
         if key.revoked is not None:
-            raise OperatorError(f"key {ident}", "is revoked, which is for good", "make a new one")
+            raise ConflictError(f"key {ident}", "is revoked, which is for good", "make a new one")
         return key
 
     async def _holds(self, key: ApiKey, action: str, by: str) -> bool:
@@ -288,10 +289,10 @@ def _check(terms: KeyTerms, now: float | None, longest_days: float | None) -> No
     ``now``: an expiry must be later, and at most so many days later.
     """
     for name, text in (("name", terms.name), ("owner", terms.owner), *(("tag", tag) for tag in terms.tags)):
-        if len(text) > _TEXT_MOST or not text.isprintable():
-            raise OperatorError(f"the {name}", f"should be at most {_TEXT_MOST} printable characters", "")
-    if len(terms.tags) > _TAGS_MOST:
-        raise OperatorError("the tags", f"are {len(terms.tags)}, more than {_TAGS_MOST}", "")
+        if not is_line(text, TEXT_MOST):
+            raise OperatorError(f"the {name}", f"should be one line of at most {TEXT_MOST} characters", "")
+    if len(terms.tags) > TAGS_MOST:
+        raise OperatorError("the tags", f"are {len(terms.tags)}, more than {TAGS_MOST}", "")
     if not terms.models:
         raise OperatorError("the models", "are none, so that the key is good for nothing", "name some, or * for all")
     for pattern in terms.models:
@@ -305,13 +306,15 @@ def _check(terms: KeyTerms, now: float | None, longest_days: float | None) -> No
         ("the budget of tokens", limits.budget_tokens),
         ("the budget of cost", limits.budget_cost),
     ):
-        if value is not None and not 0 <= value <= _MOST:
-            raise OperatorError(name, f"expected 0 to {_MOST}, found {value}", "leave it out for no limit")
+        if value is not None and not 0 <= value <= EXACT:
+            raise OperatorError(name, f"expected 0 to {EXACT}, found {value}", "leave it out for no limit")
+    if terms.expires is not None and not 0 <= terms.expires <= LATEST:
+        raise OperatorError("the expiry", f"expected seconds since 1970, found {terms.expires:g}", "")
     if now is not None and terms.expires is not None and terms.expires <= now:
-        raise OperatorError("the expiry", "is in the past", "")
+        raise ConflictError("the expiry", "is in the past", "")
     if now is not None and longest_days is not None:
         hint = f"keys.longest_days of the settings allows {longest_days:g} days"
         if terms.expires is None:
-            raise OperatorError("the expiry", "is none", hint)
+            raise ConflictError("the expiry", "is none", hint)
         if terms.expires > now + longest_days * DAY_S + _SLACK_S:
-            raise OperatorError("the expiry", f"is {(terms.expires - now) / DAY_S:.0f} days from now", hint)
+            raise ConflictError("the expiry", f"is {(terms.expires - now) / DAY_S:.0f} days from now", hint)

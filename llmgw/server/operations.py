@@ -4,18 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from llmgw.errors import OperatorError, UnknownError
+from llmgw.errors import ConflictError, UnknownError
 from llmgw.scheduler.drains import Effect, drain_effect, order_effect
 from llmgw.scheduler.orders import Drained, Order, OrderKind
 from llmgw.scheduler.state import Goal, Replica
 from llmgw.server.agents import Agents
 from llmgw.server.cluster import Cluster
 from llmgw.server.logs import LogReader
+from llmgw.settings.bounds import reason_of
 from llmgw.settings.faults import nearest
 from llmgw.store.api import Store
 from llmgw.store.audit import Act
-
-LONGEST_REASON = 500
 
 
 class Operations:
@@ -33,7 +32,7 @@ class Operations:
         """Nothing new goes to a node, and what is there goes elsewhere. What that leads to."""
         self._known(node)
         now = self._clock()
-        drained = Drained(by, now, _reason(reason), force)
+        drained = Drained(by, now, reason_of(reason), force)
         effect = drain_effect(self._cluster.state(now), node, drained, now)
         act = Act(now, by, "node.drain", node, drained.reason, "force" if force else "")
         await self._store.save_drain(self._cluster.epoch, node, drained, act)
@@ -45,7 +44,7 @@ class Operations:
         self._known(node)
         if node not in self._cluster.drains:
             return False
-        act = Act(self._clock(), by, "node.undrain", node, _reason(reason))
+        act = Act(self._clock(), by, "node.undrain", node, reason_of(reason))
         await self._store.save_drain(self._cluster.epoch, node, None, act)
         self._cluster.drain(node, None)
         return True
@@ -55,13 +54,13 @@ class Operations:
         row = self._row(replica)
         now = self._clock()
         if row.goal is not Goal.RUN:
-            raise OperatorError(f"replica {replica}", f"is on its way out: {row.reason}", f"llmgw ctl why {replica}")
+            raise ConflictError(f"replica {replica}", f"is on its way out: {row.reason}", f"llmgw ctl why {replica}")
         if row.superseded_by is not None and kind is OrderKind.RESTART:
             said = f"is replaced by {row.superseded_by} already, and goes once that is ready"
-            raise OperatorError(f"replica {replica}", said, f"llmgw ctl why {row.superseded_by}")
+            raise ConflictError(f"replica {replica}", said, f"llmgw ctl why {row.superseded_by}")
         if not row.shards:
-            raise OperatorError(f"replica {replica}", "has no place and no engine", f"llmgw ctl why {row.model}")
-        order = Order(replica, kind, row.generation, by, now, _reason(reason))
+            raise ConflictError(f"replica {replica}", "has no place and no engine", f"llmgw ctl why {row.model}")
+        order = Order(replica, kind, row.generation, by, now, reason_of(reason))
         effect = order_effect(self._cluster.state(now), order, now)
         act = Act(now, by, f"replica.{kind.value}", replica, order.reason, f"start {row.generation}")
         await self._store.save_order(self._cluster.epoch, row.model, order, act)
@@ -74,7 +73,7 @@ class Operations:
         shard = next((s for s in row.shards if s.rank == rank), None)
         if shard is None:
             has = ", ".join(str(s.rank) for s in row.shards) or "none: it has no place"
-            raise OperatorError(f"replica {replica}", f"has no rank {rank}", f"its ranks are {has}")
+            raise UnknownError(f"replica {replica}", f"has no rank {rank}", f"its ranks are {has}")
         made = None
         if self._agents is not None:
             made = self._agents.read_log(
@@ -82,7 +81,7 @@ class Operations:
             )
         if made is None:
             said = f"is on {shard.node}, which is not connected"
-            raise OperatorError(f"log of {shard.shard}", said, f"its agent has it: see llmgw ctl why {shard.node}")
+            raise ConflictError(f"log of {shard.shard}", said, f"its agent has it: see llmgw ctl why {shard.node}")
         return made
 
     def _known(self, node: str) -> None:
@@ -97,10 +96,3 @@ class Operations:
             remedy = nearest(replica, names) or "see: llmgw ctl replicas"
             raise UnknownError(f"replica {replica[:200]}", "is not known", remedy)
         return found
-
-
-def _reason(text: str) -> str:
-    """A reason as it is kept. Raises :class:`OperatorError` for one that is no line of text."""
-    if len(text) > LONGEST_REASON or not text.isprintable():
-        raise OperatorError("reason", f"must be one line of at most {LONGEST_REASON} characters")
-    return text.strip()

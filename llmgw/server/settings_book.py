@@ -13,6 +13,7 @@ from pathlib import Path
 import trio
 
 from llmgw.errors import OperatorError, UnknownError
+from llmgw.settings.bounds import reason_of
 from llmgw.settings.document import Settings
 from llmgw.settings.load import load_settings
 from llmgw.store.api import SETTINGS_CHANGED, History, SettingsRevision
@@ -21,7 +22,6 @@ from llmgw.telemetry.logging import logger
 
 _FILE = "file"
 _ROLLED_BACK = "settings.rollback"
-_REASON_MOST = 500
 
 
 class SettingsBook:
@@ -125,8 +125,9 @@ class SettingsBook:
 
         Raises ``StaleBase`` if it is not, and :class:`OperatorError` for what cannot be used; what holds stays then.
         """
-        if len(reason) > _REASON_MOST or not reason.isprintable():
-            raise OperatorError("the reason", f"should be at most {_REASON_MOST} printable characters", "")
+        return await self._change(text, base, author, reason_of(reason), action)
+
+    async def _change(self, text: str, base: int, author: str, reason: str, action: str) -> SettingsRevision:
         settings = await self.read(text)
         self._fits_link(settings)
         async with self._turn:
@@ -137,9 +138,9 @@ class SettingsBook:
 
     async def rollback(self, revision: int, base: int, author: str, reason: str) -> SettingsRevision:
         """Make the text of an older revision the newest one. Raises as :meth:`change` does."""
-        text = (await self.row(revision)).text
+        text, reason = (await self.row(revision)).text, reason_of(reason)
         said = f"back to revision {revision}" + (f": {reason}" if reason else "")
-        return await self.change(text, base, author, said, _ROLLED_BACK)
+        return await self._change(text, base, author, said, _ROLLED_BACK)
 
     def _hold(self, made: SettingsRevision, settings: Settings) -> None:
         if made.revision == self.revision:

@@ -8,10 +8,9 @@ from datetime import UTC, datetime
 from llmgw.errors import OperatorError
 from llmgw.link.identity import is_id
 from llmgw.link.messages import Refused
+from llmgw.link.tokens import LONGEST_S, SHORTEST_S
 from llmgw.store.identity import TokenRow
 
-LONGEST_S = 7 * 86400.0
-SHORTEST_S = 10.0
 _NOBODY = "0" * 64
 _AGAIN = "make a new one: llmgw ctl token create --node {node}"
 

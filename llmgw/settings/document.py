@@ -9,6 +9,7 @@ from typing import Any
 
 from attrs import field, frozen
 
+from llmgw.settings.bounds import EXACT, declared
 from llmgw.settings.catalog import Model, Scaling
 from llmgw.settings.daemon import DoctorRules
 from llmgw.settings.keys import Period
@@ -123,11 +124,11 @@ class AgentSettings:
 class KeyDefaults:
     """The limits of a key that is made without a word on them; ``budget_cost`` is in the unit of ``router.prices``."""
 
-    requests_per_minute: int | None = None
-    tokens_per_minute: int | None = None
-    concurrent: int | None = None
-    budget_tokens: int | None = None
-    budget_cost: float | None = None
+    requests_per_minute: int | None = declared(None, minimum=0, maximum=EXACT)
+    tokens_per_minute: int | None = declared(None, minimum=0, maximum=EXACT)
+    concurrent: int | None = declared(None, minimum=0, maximum=EXACT)
+    budget_tokens: int | None = declared(None, minimum=0, maximum=EXACT)
+    budget_cost: float | None = declared(None, minimum=0, maximum=EXACT // 1_000_000)
     budget_period: Period = Period.MONTH
 
 

@@ -21,7 +21,16 @@ ALPHABET = "abcdefghijklmnopqrstuvwxyz234567"
 """Of ids and secrets: 5 bits a character, no capital letters, nothing that a double click would not select."""
 
 _TOKEN = re.compile(rb"[a-z][a-z0-9]{0,15}_([a-z2-7]{12})_[A-Za-z0-9]{32,128}")
-_PATTERN = re.compile(r"[A-Za-z0-9._/:*-]{1,128}")
+PATTERN = r"^[A-Za-z0-9._/:*-]{1,128}$"
+"""What can stand for models."""
+
+LATEST = 253402300799.0
+"""The last second of the year 9999, which every calendar has."""
+
+TEXT_MOST, TAGS_MOST = 128, 32
+"""Characters of a name, an owner, a tag; and how many tags."""
+
+_PATTERN = re.compile(PATTERN)
 
 
 class Period(StrEnum):

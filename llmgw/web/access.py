@@ -79,15 +79,12 @@ def digest(secret: str) -> str:
     return hashlib.sha256(secret.encode()).hexdigest()
 
 
-def check_new(name: str, role: str, ttl_s: float) -> Role:
-    """The role of a token to make. Raises :class:`OperatorError` when there may be none of this kind."""
+def check_new(name: str, ttl_s: float) -> None:
+    """Raise :class:`OperatorError` when there may be no token of this name and time."""
     if not is_id(name):
         raise OperatorError(f"name {name[:64]!r}", "may have letters, digits, dots, dashes and underscores, at most 64")
-    if role not in list(Role):
-        raise OperatorError(f"role {role[:20]!r}", f"expected one of {', '.join(Role)}")
     if not SHORTEST_S <= ttl_s <= LONGEST_S:
         raise OperatorError("ttl", f"expected {SHORTEST_S:.0f} s to {LONGEST_S / 86400:.0f} days, found {ttl_s:g} s")
-    return Role(role)
 
 
 def person_of(chain: Sequence[Certificate], trust_domain: str) -> Actor | None:

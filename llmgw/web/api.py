@@ -15,12 +15,12 @@ from starlette.requests import Request
 from starlette.responses import PlainTextResponse, Response
 from starlette.routing import Match, Route, WebSocketRoute, compile_path
 
-from llmgw.errors import OperatorError, UnknownError
+from llmgw.errors import ConflictError, OperatorError, UnknownError
 from llmgw.store.database import StoreError
 from llmgw.web import planning, views
 from llmgw.web.access import Access, NobodyKnown, Role, same_origin
 from llmgw.web.audit import History, audit_routes
-from llmgw.web.bodies import RefusedBody, actor, json_of, named
+from llmgw.web.bodies import RefusedBody, actor, json_of, named, structured
 from llmgw.web.doctor import Doctors, doctor_routes
 from llmgw.web.identity import Identities, identity_routes
 from llmgw.web.jobs import Jobs, job_routes
@@ -45,6 +45,9 @@ _HEADERS = {
     "referrer-policy": "no-referrer",
     "cache-control": "no-store",
 }
+
+
+_STATUSES = {UnknownError: 404, ConflictError: 409}
 
 
 def _json(value: Any, status: int = 200) -> Response:
@@ -111,7 +114,7 @@ def app(
             except StoreError as failed:
                 return _error(503, f"{failed.thing}: {failed.reason}", failed.remedy)
             except OperatorError as wrong:
-                status = 404 if isinstance(wrong, UnknownError) else 400
+                status = next((s for kind, s in _STATUSES.items() if isinstance(wrong, kind)), 400)
                 return _error(status, f"{wrong.thing}: {wrong.reason}", wrong.remedy)
             return found if isinstance(found, Response) else _json(found)
 
@@ -148,7 +151,7 @@ def app(
         return _error(404, *unknown(name, settings, state)) if found is None else found
 
     async def plan(request: Request) -> Any:
-        asked = planning.question(await json_of(request))
+        asked = planning.checked(await structured(request, planning.Question))
         work = partial(planning.answer, asked, source.settings(), source.state(), source.now())
         return await trio.to_thread.run_sync(work, abandon_on_cancel=True, limiter=plans)
 

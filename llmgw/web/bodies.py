@@ -5,17 +5,28 @@ from __future__ import annotations
 from contextlib import aclosing
 from typing import Any
 
+import attrs
 import cattrs
 import orjson
 import trio
 from starlette.requests import ClientDisconnect, Request
 
 from llmgw.errors import LlmgwError
-from llmgw.settings.convert import strict_converter
+from llmgw.settings.convert import WrongValue, strict_converter
+from llmgw.settings.faults import nearest
 
 MAX_BYTES = 2 * 1024 * 1024
 _WITHIN_S = 10.0
-_CONVERTER = strict_converter(forbid_unknown=True)
+
+
+def _whole(value: Any, kind: Any) -> int:
+    """JSON has one kind of number (RFC 8259, section 6): 3.0 is 3."""
+    exact = isinstance(value, float) and value.is_integer()
+    return _STRICT.structure(int(value) if exact else value, kind)  # type: ignore[no-any-return]
+
+
+_STRICT, _CONVERTER = strict_converter(), strict_converter(forbid_unknown=True)
+_CONVERTER.register_structure_hook(int, _whole)
 
 
 class RefusedBody(LlmgwError):
@@ -63,7 +74,11 @@ def shaped(value: Any, kind: type[Any]) -> Any:
 
 def _words(wrong: BaseException, kind: type | None) -> str:
     """What is wrong with one value; what a whole object's fields may not be is said by their own check."""
-    return str(wrong) if kind is None and isinstance(wrong, ValueError) else cattrs.v.format_exception(wrong, kind)
+    if isinstance(wrong, cattrs.ForbiddenExtraKeysError):
+        known = [field.name for field in attrs.fields(wrong.cl)]
+        return "; ".join(f"unknown key {name[:50]}, {nearest(name, known)}" for name in sorted(wrong.extra_fields))
+    ours = isinstance(wrong, WrongValue) or (kind is None and isinstance(wrong, ValueError))
+    return str(wrong) if ours else cattrs.v.format_exception(wrong, kind)
 
 
 async def structured(request: Request, kind: type[Any]) -> Any:

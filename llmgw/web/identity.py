@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable
-from typing import Any, Protocol
+from typing import Any, ClassVar, Protocol
 
 import attrs
 from attrs import frozen
@@ -12,6 +12,9 @@ from starlette.requests import Request
 from starlette.routing import Route
 
 from llmgw.errors import OperatorError
+from llmgw.link.identity import DenyKind
+from llmgw.link.tokens import LONGEST_S, SHORTEST_S
+from llmgw.settings.bounds import NAME, REASON_MOST, declared, line
 from llmgw.store.identity import DenyRow, Event, HeldRow, TokenRow
 from llmgw.web.bodies import actor, structured
 from llmgw.web.jobs import Guard
@@ -50,9 +53,9 @@ class Identities(Protocol):
 
     async def revoke_token(self, token: str, by: str) -> None: ...
 
-    async def deny(self, kind: str, value: str, reason: str, by: str) -> DenyRow: ...
+    async def deny(self, kind: DenyKind, value: str, reason: str, by: str) -> DenyRow: ...
 
-    async def lift(self, kind: str, value: str, by: str) -> None: ...
+    async def lift(self, kind: DenyKind, value: str, by: str) -> None: ...
 
     async def denied(self) -> tuple[DenyRow, ...]: ...
 
@@ -65,28 +68,41 @@ class Identities(Protocol):
     def held(self) -> tuple[HeldRow, ...]: ...
 
 
+_SERIAL = "^(0[xX])?(:?[0-9A-Fa-f]){1,40}$"
+_KEY = "^([sS][hH][aA]256:)?(:?[0-9A-Fa-f]){64}$"
+_VALUES = {
+    "anyOf": [
+        {"properties": {"kind": {"const": "node"}, "value": {"pattern": NAME}}},
+        {"properties": {"kind": {"const": "serial"}, "value": {"pattern": _SERIAL}}},
+        {"properties": {"kind": {"const": "key"}, "value": {"pattern": _KEY}}},
+    ]
+}
+
+
 @frozen
 class NewToken:
     """The body of ``POST /api/v1/tokens``."""
 
-    node: str
-    ttl_s: float = 900.0
+    node: str = declared(pattern=NAME)
+    ttl_s: float = declared(900.0, minimum=SHORTEST_S, maximum=LONGEST_S)
 
 
 @frozen
 class NewDenial:
     """The body of ``POST /api/v1/deny``."""
 
-    kind: str
+    SCHEMA_RULES: ClassVar = _VALUES
+    kind: DenyKind
     value: str
-    reason: str
+    reason: str = declared(**line(REASON_MOST, blank=False))
 
 
 @frozen
 class Lifted:
     """The body of ``POST /api/v1/deny/lift``."""
 
-    kind: str
+    SCHEMA_RULES: ClassVar = _VALUES
+    kind: DenyKind
     value: str
 
 

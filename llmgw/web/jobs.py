@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable
-from typing import Any, Protocol
+from typing import Any, ClassVar, Protocol
 
 import attrs
 from attrs import frozen
@@ -47,6 +47,12 @@ class FetchRequest:
 class JobRequest:
     """The body of ``POST /api/v1/jobs``: where, and one of the two."""
 
+    SCHEMA_RULES: ClassVar = {
+        "anyOf": [
+            {"properties": {"fetch": {"type": "object"}, "install": {"type": "null"}}, "required": ["fetch"]},
+            {"properties": {"install": {"type": "object"}, "fetch": {"type": "null"}}, "required": ["install"]},
+        ]
+    }
     node: str
     fetch: FetchRequest | None = None
     install: Install | None = None

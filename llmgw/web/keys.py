@@ -6,15 +6,25 @@ from collections.abc import Callable, Iterable
 from datetime import date
 from typing import Any, Protocol, TypeVar
 
-import orjson
 from attrs import asdict, frozen
 from starlette.requests import Request
-from starlette.responses import Response
 from starlette.routing import Route
 
 from llmgw.errors import OperatorError
+from llmgw.settings.bounds import between, declared, line
 from llmgw.settings.document import KeyDefaults, KeyPolicy
-from llmgw.settings.keys import ApiKey, KeyTerms, Limits, Spent, period_end, period_start
+from llmgw.settings.keys import (
+    LATEST,
+    PATTERN,
+    TAGS_MOST,
+    TEXT_MOST,
+    ApiKey,
+    KeyTerms,
+    Limits,
+    Spent,
+    period_end,
+    period_start,
+)
 from llmgw.settings.usage import DAY_S, UsageRow
 from llmgw.store.keys import KeyEvent
 from llmgw.web.bodies import actor, json_of, shaped
@@ -23,6 +33,7 @@ from llmgw.web.jobs import Guard
 _Kind = TypeVar("_Kind")
 
 _EVENTS = 50
+_KEEP_MOST_S = 400 * 86400.0
 _GROUPS = ("key", "owner", "model", "day")
 _MICRO = 1_000_000
 
@@ -59,11 +70,11 @@ class KeyRequest(KeyDefaults):
     ``budget_cost`` is in the unit that ``router.prices`` are in, ``expires`` in epoch seconds.
     """
 
-    name: str = ""
-    owner: str = ""
-    tags: tuple[str, ...] = ()
-    models: tuple[str, ...] = ("*",)
-    expires: float | None = None
+    name: str = declared("", **line(TEXT_MOST))
+    owner: str = declared("", **line(TEXT_MOST))
+    tags: tuple[str, ...] = declared((), maxItems=TAGS_MOST, items={"type": "string"} | line(TEXT_MOST))
+    models: tuple[str, ...] = declared(("*",), minItems=1, items={"type": "string", "pattern": PATTERN})
+    expires: float | None = declared(None, minimum=0, maximum=LATEST)
 
     def terms(self) -> KeyTerms:
         """What is said of the key."""
@@ -79,7 +90,7 @@ class KeyRequest(KeyDefaults):
 class RotateRequest:
     """The body of a rotation: for how long the old secret is good."""
 
-    keep_old_s: float = 0.0
+    keep_old_s: float = between(0.0, _KEEP_MOST_S, 0.0)
 
 
 def said(terms: KeyTerms) -> dict[str, Any]:
@@ -169,12 +180,8 @@ def key_routes(keys: Keys, now: Callable[[], float], guarded: Guard) -> list[Rou
         shown = {"key": key_view(key, keys.budget_spent(key), now()), "in_force": in_force}
         return shown if token is None else shown | {"token": token}
 
-    def found(request: Request) -> ApiKey | Response:
-        try:
-            return keys.row(request.path_params["key"])
-        except OperatorError as unknown:
-            body = {"error": {"reason": f"{unknown.thing}: {unknown.reason}", "remedy": unknown.remedy}}
-            return Response(orjson.dumps(body), 404, {"cache-control": "no-store"}, "application/json")
+    def found(request: Request) -> ApiKey:
+        return keys.row(request.path_params["key"])
 
     async def every(_request: Request) -> Any:
         return {"keys": [key_view(key, keys.budget_spent(key), now()) for key in keys.rows()]}
@@ -188,16 +195,12 @@ def key_routes(keys: Keys, now: Callable[[], float], guarded: Guard) -> list[Rou
 
     async def one(request: Request) -> Any:
         key = found(request)
-        if isinstance(key, Response):
-            return key
         events = await keys.events(key.id, _EVENTS)
         shown = {"key": key_view(key, keys.budget_spent(key), now())}
         return shown | {"events": [asdict(event) for event in events]}
 
     async def change(request: Request) -> Any:
         key, given = found(request), await json_of(request)
-        if isinstance(key, Response):
-            return key
         if not isinstance(given, dict):
             raise OperatorError("the body", "should be an object with what is to change", "")
         made, in_force = await keys.change(key.id, shaped(said(key.terms) | given, KeyRequest).terms(), actor(request))
@@ -205,15 +208,11 @@ def key_routes(keys: Keys, now: Callable[[], float], guarded: Guard) -> list[Rou
 
     async def rotate(request: Request) -> Any:
         key, asked = found(request), shaped(await json_of(request), RotateRequest)
-        if isinstance(key, Response):
-            return key
         made, token, in_force = await keys.rotate(key.id, asked.keep_old_s, actor(request))
         return answer(made, in_force, token)
 
     async def revoke(request: Request) -> Any:
         key = found(request)
-        if isinstance(key, Response):
-            return key
         made, in_force = await keys.revoke(key.id, actor(request))
         return answer(made, in_force)
 

@@ -49,17 +49,19 @@ _NOT_LEADER: Json = {
 def document() -> Json:
     """The whole document."""
     classes = Definitions(may_be_left_out=True, closed=True, place="#/components/schemas/")
+    answers = Definitions(place="#/components/schemas/")
     paths: Json = {}
     for operation in OPERATIONS:
         path = "/api/v1/" + _PARAMETER.sub(r"{\1}", operation.path)
-        paths.setdefault(path, {})[operation.method.lower()] = _operation(operation, classes)
+        paths.setdefault(path, {})[operation.method.lower()] = _operation(operation, classes, answers)
+    made = dict(sorted((answers.made | classes.made).items()))
     return {
         "openapi": "3.1.0",
         "info": {"title": "llmgw admin API", "version": __version__},
         "security": [{"token": []}, {"certificate": []}],
         "paths": paths,
         "components": {
-            "schemas": {"Error": _ERROR, "NotLeader": _NOT_LEADER, **dict(sorted(classes.made.items()))},
+            "schemas": {"Error": _ERROR, "NotLeader": _NOT_LEADER, **made},
             "securitySchemes": {
                 "token": {"type": "http", "scheme": "bearer"},
                 "certificate": {"type": "mutualTLS", "description": "A person's certificate from the client CA."},
@@ -68,7 +70,7 @@ def document() -> Json:
     }
 
 
-def _operation(operation: Operation, classes: Definitions) -> Json:
+def _operation(operation: Operation, classes: Definitions, answers: Definitions) -> Json:
     path = [
         {"name": name, "in": "path", "required": True, "schema": {"type": "string", "minLength": 1}}
         for name in _PARAMETER.findall(operation.path)
@@ -100,21 +102,23 @@ def _operation(operation: Operation, classes: Definitions) -> Json:
         }
         for status in sorted(statuses)
     }
-    return made | {"responses": {"200": _answer(operation), **refusals}}
+    return made | {"responses": {"200": _answer(operation, answers), **refusals}}
 
 
 def _shape(status: int) -> str:
     return "NotLeader" if status == 421 else "Error"
 
 
-def _answer(operation: Operation) -> Json:
+def _answer(operation: Operation, classes: Definitions) -> Json:
     if not operation.answer:
-        return {"description": operation.summary, "content": {"application/octet-stream": {}}}
-    fields = {name: {"type": _type(words)} for name, words in operation.answer.items()}
+        return {"description": operation.summary, "content": {operation.media: {}}}
+    fields = {name: _type(kind, classes) for name, kind in operation.answer.items()}
     schema = {"type": "object", "properties": fields, "required": list(fields)}
     return {"description": operation.summary, "content": {"application/json": {"schema": schema}}}
 
 
-def _type(words: str) -> str | list[str]:
-    kinds = words.split()
-    return kinds[0] if len(kinds) == 1 else kinds
+def _type(kind: str | type, classes: Definitions) -> Json:
+    if not isinstance(kind, str):
+        return {"type": "array", "items": classes.add(kind)}
+    kinds = kind.split()
+    return {"type": kinds[0] if len(kinds) == 1 else kinds}

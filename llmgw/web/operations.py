@@ -12,6 +12,7 @@ from starlette.routing import Route
 
 from llmgw.scheduler.drains import Effect
 from llmgw.scheduler.orders import OrderKind
+from llmgw.settings.bounds import REASON_MOST, declared, line
 from llmgw.web.bodies import actor, structured
 from llmgw.web.jobs import Guard
 from llmgw.web.logs import Logs, log_routes
@@ -33,7 +34,7 @@ class Operations(Logs, Protocol):
 class DrainRequest:
     """The body of ``POST /api/v1/nodes/NODE/drain``; ``force`` stops what has no other place."""
 
-    reason: str = ""
+    reason: str = declared("", **line(REASON_MOST))
     force: bool = False
 
 
@@ -41,7 +42,7 @@ class DrainRequest:
 class Why:
     """The body of the others."""
 
-    reason: str = ""
+    reason: str = declared("", **line(REASON_MOST))
 
 
 def effect_view(effect: Effect) -> dict[str, Any]:

@@ -9,8 +9,9 @@ from attrs import frozen
 from starlette.requests import Request
 from starlette.routing import Route
 
+from llmgw.settings.bounds import NAME, declared
 from llmgw.store.people import AdminToken
-from llmgw.web.access import check_new, new_token
+from llmgw.web.access import LONGEST_S, SHORTEST_S, Role, check_new, new_token
 from llmgw.web.bodies import RefusedBody, structured
 from llmgw.web.jobs import Guard
 
@@ -29,11 +30,11 @@ class People(Protocol):
 
 @frozen
 class NewAdminToken:
-    """The body that makes a token of the admin API. ``role`` is ``viewer``, ``operator`` or ``admin``."""
+    """The body that makes a token of the admin API."""
 
-    name: str
-    role: str = "viewer"
-    ttl_s: float = 90 * _DAY_S
+    name: str = declared(pattern=NAME)
+    role: Role = Role.VIEWER
+    ttl_s: float = declared(90 * _DAY_S, minimum=SHORTEST_S, maximum=LONGEST_S)
 
 
 def admin_token_view(row: AdminToken, now: float) -> dict[str, Any]:
@@ -51,10 +52,10 @@ def people_routes(people: People, now: Callable[[], float], guarded: Guard) -> l
 
     async def create(request: Request) -> Any:
         asked: NewAdminToken = await structured(request, NewAdminToken)
-        role = check_new(asked.name, asked.role, asked.ttl_s)
+        check_new(asked.name, asked.ttl_s)
         ident, text, digest = new_token()
         at = now()
-        row = AdminToken(ident, asked.name, role.value, digest, at, at + asked.ttl_s, request.state.actor)
+        row = AdminToken(ident, asked.name, asked.role.value, digest, at, at + asked.ttl_s, request.state.actor)
         await people.add(row)
         return {"token": text, **admin_token_view(row, at)}
 

@@ -2,25 +2,30 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import ClassVar
 
 from attrs import frozen
 
-from llmgw.errors import OperatorError
+from llmgw.errors import ConflictError, OperatorError
 from llmgw.scheduler.orders import Drained
 from llmgw.scheduler.plan import Elsewhere, Move, Plan, Short, plan
 from llmgw.scheduler.state import ClusterState
 from llmgw.scheduler.what_if import with_drain, with_model, with_settings
-from llmgw.settings.convert import shown
+from llmgw.settings.bounds import between
 from llmgw.settings.difference import differences
 from llmgw.settings.document import Settings
-from llmgw.settings.faults import nearest
 from llmgw.settings.load import load_settings
 from llmgw.web.views import Json, candidates_view, unplaced_view
 
 MOST_REPLICAS = 10_000
 
-_KEYS = ("model", "replicas", "profile", "settings", "drain", "force")
+
+def _either(*ways: Json) -> Json:
+    return {"anyOf": list(ways)}
+
+
+def _text(key: str) -> Json:
+    return {"properties": {key: {"type": "string"}}, "required": [key]}
 
 
 @frozen
@@ -28,34 +33,25 @@ class Question:
     """What to plan: other settings, or those in use; one model otherwise than they say; a node drained, by force
     or not. All of it may be left out: then it is what follows by itself."""
 
+    SCHEMA_RULES: ClassVar = {
+        "allOf": [
+            _either({"properties": {"replicas": {"type": "null"}, "profile": {"type": "null"}}}, _text("model")),
+            _either({"properties": {"force": {"enum": [False, None]}}}, _text("drain")),
+        ]
+    }
     model: str | None = None
-    replicas: int | None = None
+    replicas: int | None = between(0, MOST_REPLICAS, None)
     profile: str | None = None
     settings: str | None = None
     drain: str | None = None
     force: bool | None = None
 
 
-def question(body: Any) -> Question:
-    """The question of a request's JSON. Raises :class:`OperatorError` with what is wrong about it."""
-    if not isinstance(body, dict):
-        raise OperatorError("plan", f"expected a JSON object, found {shown(body)}", f"its keys are {', '.join(_KEYS)}")
-    for key in body:
-        if key not in _KEYS:
-            raise OperatorError("plan", f"unknown key {key[:50]}", nearest(key, _KEYS))
-    for key in ("model", "profile", "settings", "drain"):
-        if body.get(key) is not None and not isinstance(body[key], str):
-            raise OperatorError(f"plan: {key}", f"expected text, found {shown(body[key])}")
-    if body.get("force") is not None and not isinstance(body["force"], bool):
-        raise OperatorError("plan: force", f"expected true or false, found {shown(body['force'])}")
-    count = body.get("replicas")
-    if count is not None and (type(count) is not int or not 0 <= count <= MOST_REPLICAS):
-        found = shown(count)
-        raise OperatorError("plan: replicas", f"expected a whole number from 0 to {MOST_REPLICAS}, found {found}")
-    asked = Question(**body)
+def checked(asked: Question) -> Question:
+    """The question, if what it says goes together. Raises :class:`OperatorError`."""
     if asked.model is None and (asked.replicas is not None or asked.profile is not None):
         raise OperatorError("plan", "replicas and profile are a model's", "name the model")
-    if asked.drain is None and asked.force is not None:
+    if asked.drain is None and asked.force:
         raise OperatorError("plan", "force is about a node to be drained", "name it as drain")
     return asked
 
@@ -71,7 +67,7 @@ def answer(asked: Question, settings: Settings, state: ClusterState, now: float)
     if asked.model is not None:
         static = after.model(asked.model)
         if static is not None and not static.profiles:
-            raise OperatorError(
+            raise ConflictError(
                 f"model {asked.model}", "is served by engines that llmgw does not run", "there is nothing to place"
             )
         then = with_model(then, asked.model, asked.replicas, asked.profile)

@@ -11,7 +11,7 @@ from typing import Any, Union, get_args, get_origin, get_type_hints
 
 import attrs
 
-from llmgw.web.shapes import SCHEMA
+from llmgw.settings.bounds import SCHEMA
 
 Json = dict[str, Any]
 _DRAFT = "https://json-schema.org/draft/2020-12/schema"
@@ -61,9 +61,10 @@ class Definitions:
             self.made[name] = {
                 "type": "object",
                 "description": _said(kind),
-                "properties": {f.name: self._type(hints[f.name]) | f.metadata.get(SCHEMA, {}) for f in fields},
+                "properties": {f.name: _with(self._type(hints[f.name]), f.metadata.get(SCHEMA, {})) for f in fields},
                 "required": [f.name for f in fields if not self._may_be_left_out or f.default is attrs.NOTHING],
             }
+            self.made[name] |= getattr(kind, "SCHEMA_RULES", {})
             if self._closed:
                 self.made[name]["additionalProperties"] = False
         return {"$ref": f"{self._place}{name}"}
@@ -83,6 +84,13 @@ class Definitions:
         if isinstance(origin, type) and issubclass(origin, Mapping):
             return {"type": "object", "additionalProperties": self._type(args[1])}
         raise TypeError(f"no schema for {kind}")
+
+
+def _with(schema: Json, said: Json) -> Json:
+    """What is said of a field's values, where they are not null."""
+    if said and "anyOf" in schema:
+        return {"anyOf": [part if part == {"type": "null"} else part | said for part in schema["anyOf"]]}
+    return schema | said
 
 
 def _said(kind: type) -> str:

@@ -14,6 +14,7 @@ from starlette.responses import Response
 from starlette.routing import Route
 
 from llmgw.errors import OperatorError
+from llmgw.settings.bounds import REASON_MOST, between, declared, line
 from llmgw.settings.convert import strict_converter
 from llmgw.settings.difference import affected, differences
 from llmgw.settings.document import Settings
@@ -25,7 +26,6 @@ from llmgw.web import planning
 from llmgw.web.audit import number
 from llmgw.web.bodies import actor, structured
 from llmgw.web.jobs import Guard
-from llmgw.web.shapes import whole
 from llmgw.web.source import Source
 from llmgw.web.views import Json
 
@@ -67,17 +67,17 @@ class ChangeRequest:
     """The body of a change: the text, the revision that it was made from, and why."""
 
     text: str
-    base: int = whole(0, _MOST)
-    reason: str = ""
+    base: int = between(0, _MOST)
+    reason: str = declared("", **line(REASON_MOST))
 
 
 @frozen
 class RollbackRequest:
     """The body of a rollback: the revision whose text is to hold again, the newest one, and why."""
 
-    revision: int = whole(1, _MOST)
-    base: int = whole(0, _MOST)
-    reason: str = ""
+    revision: int = between(1, _MOST)
+    base: int = between(0, _MOST)
+    reason: str = declared("", **line(REASON_MOST))
 
 
 def revision_view(row: SettingsRevision, *, text: bool = False) -> Json:

@@ -2,18 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
-
-from attrs import field, frozen, validators
-
-SCHEMA = "schema"
-"""In a field's metadata: what the document says of its values, beside their type."""
-
-
-def whole(least: int, most: int) -> Any:
-    """A field for a whole number between these two, both included."""
-    checks = [validators.ge(least), validators.le(most)]
-    return field(validator=checks, metadata={SCHEMA: {"minimum": least, "maximum": most}})
+from attrs import frozen
 
 
 @frozen

@@ -10,10 +10,14 @@ from typing import Any
 
 from attrs import field, frozen
 
+from llmgw.scheduler.drains import Fate
+from llmgw.store.audit import AuditRow
+from llmgw.store.identity import DenyRow, Event, HeldRow
+from llmgw.store.keys import KeyEvent
 from llmgw.web.access import Role
 from llmgw.web.audit import SEQ_MOST
 from llmgw.web.doctor import DoctorRequest
-from llmgw.web.identity import Lifted, NewDenial, NewToken
+from llmgw.web.identity import CaView, Lifted, NewDenial, NewToken
 from llmgw.web.jobs import JobRequest
 from llmgw.web.keys import KeyRequest, RotateRequest
 from llmgw.web.operations import DrainRequest, Why
@@ -42,7 +46,8 @@ _TOKEN = {"id": _TEXT, "created": _NUMBER, "expires": _NUMBER, "by": _TEXT, "sta
 
 @frozen
 class Operation:
-    """One operation. ``answer`` has the fields of the answer with their JSON types, none for what is no JSON.
+    """One operation. ``answer`` has the fields of the answer with their JSON types, or the class that a list is of;
+    none for what is no JSON but of the type ``media``.
 
     ``missing`` says that it answers 404 where there is no such thing; ``refusals`` are further statuses of its own.
     """
@@ -51,11 +56,12 @@ class Operation:
     path: str
     role: Role
     summary: str
-    answer: Mapping[str, str] = field(factory=dict)
+    answer: Mapping[str, str | type] = field(factory=dict)
     body: type | None = None
     query: Mapping[str, tuple[Json, str]] = field(factory=dict)
     missing: bool = False
     refusals: tuple[int, ...] = ()
+    media: str = "application/json"
 
     @property
     def name(self) -> str:
@@ -80,7 +86,7 @@ def needs_leader(method: str, path: str) -> bool:
 _V, _O, _A = Role.VIEWER, Role.OPERATOR, Role.ADMIN
 _KEY = {"key": _OBJECT, "in_force": _FLAG}
 _CHANGED = {"settings": _OBJECT, "changed": _FLAG, "differences": _LIST}
-_EFFECT = {"replicas": _LIST, "unplaced": _LIST}
+_EFFECT: Mapping[str, str | type] = {"replicas": Fate, "unplaced": _LIST}
 
 OPERATIONS: tuple[Operation, ...] = (
     Operation("GET", "openapi.json", _V, "This document.", {"openapi": _TEXT, "paths": _OBJECT}),
@@ -101,7 +107,7 @@ OPERATIONS: tuple[Operation, ...] = (
               missing=True),
     Operation("POST", "plan", _V, "What would follow; nothing changes.",
               {"now": _NUMBER, "asked": _OBJECT, "fits": _FLAG, "steps": _LIST, "unplaced": _LIST, "models": _LIST},
-              body=Question),
+              body=Question, refusals=(409,)),
     Operation("GET", "brake", _V, "The brake.", {"brake": _MAYBE, "now": _NUMBER}),
     Operation("POST", "brake/release", _O, "Release the brake: the nodes that are silent are gone.",
               {"released": _NUMBER, "nodes": _LIST}, body=Confirmation, refusals=(409,)),
@@ -113,41 +119,46 @@ OPERATIONS: tuple[Operation, ...] = (
     Operation("POST", "tokens", _A, "Make a token with which a node joins.", _TOKEN | {"token": _TEXT, "node": _TEXT},
               body=NewToken),
     Operation("POST", "tokens/{token}/revoke", _A, "Revoke a join token.", {"revoked": _TEXT}),
-    Operation("GET", "deny", _V, "The deny list.", {"denied": _LIST}),
-    Operation("POST", "deny", _A, "Keep somebody out.", {"denied": _LIST}, body=NewDenial),
+    Operation("GET", "deny", _V, "The deny list.", {"denied": DenyRow}),
+    Operation("POST", "deny", _A, "Keep somebody out.", {"denied": DenyRow}, body=NewDenial),
     Operation("POST", "deny/lift", _A, "Let somebody in again.", {"lifted": _OBJECT}, body=Lifted),
-    Operation("GET", "identities", _V, "CAs and certificates.", {"cas": _LIST, "nodes": _LIST, "now": _NUMBER}),
-    Operation("GET", "identities/events", _V, "What happened with identities.", {"events": _LIST, "now": _NUMBER},
+    Operation("GET", "identities", _V, "CAs and certificates.", {"cas": CaView, "nodes": HeldRow, "now": _NUMBER}),
+    Operation("GET", "identities/events", _V, "What happened with identities.", {"events": Event, "now": _NUMBER},
               query={"limit": _LIMIT_50}),
-    Operation("POST", "nodes/{node}/forget", _A, "Forget a node that is gone.", {"forgotten": _TEXT}),
+    Operation("POST", "nodes/{node}/forget", _A, "Forget a node that is gone.", {"forgotten": _TEXT},
+              refusals=(409,)),
     Operation("POST", "nodes/{node}/drain", _O, "Empty a node.",
-              _EFFECT | {"node": _TEXT, "now": _NUMBER, "drained": _MAYBE}, body=DrainRequest),
+              dict(_EFFECT) | {"node": _TEXT, "now": _NUMBER, "drained": _MAYBE}, body=DrainRequest),
     Operation("POST", "nodes/{node}/undrain", _O, "Give a node work again.", {"node": _TEXT}, body=Why),
     Operation("POST", "replicas/{replica}/restart", _O, "Start a replica anew.",
-              _EFFECT | {"replica": _TEXT, "now": _NUMBER}, body=Why),
+              dict(_EFFECT) | {"replica": _TEXT, "now": _NUMBER}, body=Why, refusals=(409,)),
     Operation("POST", "replicas/{replica}/stop", _O, "Stop a replica.",
-              _EFFECT | {"replica": _TEXT, "now": _NUMBER}, body=Why),
+              dict(_EFFECT) | {"replica": _TEXT, "now": _NUMBER}, body=Why, refusals=(409,)),
     Operation("GET", "replicas/{replica}/logs", _V, "The log of a replica's engine, a JSON object a line.",
               query={"rank": _number(0, 999, 0, "Of which rank."),
                      "lines": _number(0, 10_000, 200, "How many lines, the last ones."),
                      "follow": _number(0, 1, 0, "1: what comes after them, too."),
-                     "previous": _number(0, 1, 0, "1: the log of the start before.")}, missing=True),
+                     "previous": _number(0, 1, 0, "1: the log of the start before.")}, missing=True, refusals=(409,),
+              media="application/x-ndjson"),
     Operation("GET", "keys", _V, "API keys.", {"keys": _LIST}),
-    Operation("POST", "keys", _O, "Make an API key.", _KEY | {"token": _TEXT}, body=KeyRequest),
-    Operation("GET", "keys/{key}", _V, "One API key, with its events.", {"key": _OBJECT, "events": _LIST},
+    Operation("POST", "keys", _O, "Make an API key.", _KEY | {"token": _TEXT}, body=KeyRequest,
+              refusals=(409,)),
+    Operation("GET", "keys/{key}", _V, "One API key, with its events.", {"key": _OBJECT, "events": KeyEvent},
               missing=True),
-    Operation("POST", "keys/{key}", _O, "Change an API key.", _KEY, body=KeyRequest, missing=True),
+    Operation("POST", "keys/{key}", _O, "Change an API key.", _KEY, body=KeyRequest, missing=True,
+              refusals=(409,)),
     Operation("POST", "keys/{key}/rotate", _O, "Give an API key a new secret.", _KEY | {"token": _TEXT},
-              body=RotateRequest, missing=True),
-    Operation("POST", "keys/{key}/revoke", _O, "Revoke an API key.", _KEY, missing=True),
+              body=RotateRequest, missing=True, refusals=(409,)),
+    Operation("POST", "keys/{key}/revoke", _O, "Revoke an API key.", _KEY, missing=True, refusals=(409,)),
     Operation("GET", "usage", _V, "What was used.", {"since": _TEXT, "until": _TEXT, "by": _LIST, "usage": _LIST},
               query={"since": _DAY, "until": _DAY, "key": _NAME, "model": _NAME, "owner": _NAME,
                      "by": ({"type": "string", "pattern": "^(key|owner|model|day)(,(key|owner|model|day))*$"},
                             "What to sum by.")}),
-    Operation("GET", "audit", _V, "Who did what.", {"rows": _LIST, "now": _NUMBER},
+    Operation("GET", "audit", _V, "Who did what.", {"rows": AuditRow, "now": _NUMBER},
               query={"limit": _LIMIT_50, "before": _number(1, SEQ_MOST, None, "Only rows before this one.")}),
     Operation("GET", "audit/verify", _V, "Whether the audit is whole.", {"intact": _FLAG}),
-    Operation("GET", "backup", _A, "A copy of the store, as a file."),
+    Operation("GET", "backup", _A, "A copy of the store, as a file.",
+              media="application/vnd.sqlite3"),
     Operation("POST", "doctor", _V, "Check nodes, and hold siblings against each other.",
               {"nodes": _OBJECT, "failed": _OBJECT, "unequal": _LIST}, body=DoctorRequest),
     # Not for viewers: the environments of profiles may hold tokens.

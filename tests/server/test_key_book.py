@@ -96,13 +96,14 @@ async def test_made_used_rotated_revoked(tmp_path: Path) -> None:
 async def test_terms_that_are_refused(tmp_path: Path) -> None:
     async with plane(tmp_path) as it:
         for terms, said in (
-            (KeyTerms(owner="a\nb"), "printable"),
+            (KeyTerms(owner="a\nb"), "one line"),
             (KeyTerms(tags=("x",) * 33), "more than 32"),
             (KeyTerms(models=()), "are none"),
             (KeyTerms(models=("a b",)), "neither a model's name nor a pattern"),
             (KeyTerms(limits=Limits(requests_per_minute=-1)), "requests a minute"),
             (KeyTerms(limits=Limits(budget_cost=2**60)), "budget of cost"),
             (KeyTerms(expires=NOW), "in the past"),
+            (KeyTerms(expires=1e300), "seconds since 1970"),
         ):
             with pytest.raises(OperatorError, match=said):
                 await it.book.create(terms, "me")

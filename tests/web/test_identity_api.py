@@ -94,7 +94,7 @@ async def test_denied_lifted_and_evicted(tmp_path: Path) -> None:
         nursery.start_soon(node.link.run)
         await until(lambda: node.link.state.connected and at.identities.held())
         status, answer = await it.ask("nodes/n1/forget", {})
-        assert status == 400
+        assert status == 409
         assert "is connected" in answer["error"]["reason"]
         assert "llmgw ctl deny node n1" in answer["error"]["remedy"]
         _, answer = await it.ask("identities")

@@ -73,7 +73,7 @@ async def test_what_is_refused(tmp_path: Path) -> None:
             (b"{", "is not valid JSON"),
             ({"node": "n1"}, "either fetch or install"),
             ({"node": "n1", "fetch": {"weights": "hf:evil/x"}}, "is not in weights.sources"),
-            ({"node": "n1", "fetch": {"weights": 7}}, "expected str @ $.fetch.weights"),
+            ({"node": "n1", "fetch": {"weights": 7}}, "expected text, found the number 7 @ $.fetch.weights"),
             ({"node": "n1", "fetch": {"weights": "m"}, "more": 1}, "more"),
             (b" " * (2 * 1024 * 1024 + 1), "is larger than"),
         ):

@@ -156,7 +156,7 @@ async def test_an_order_is_remembered_until_it_is_done(tmp_path: Path) -> None:
         await it.run()
         assert (await it.store.orders()) == {"m-1": order}, "until the old one is on its way out"
         status, answer = await it.ask("replicas/m-1/restart", {})
-        assert (status, "is replaced by m-2 already" in answer["error"]["reason"]) == (400, True)
+        assert (status, "is replaced by m-2 already" in answer["error"]["reason"]) == (409, True)
         status, answer = await it.ask("replicas/m-1/stop", {})
         assert (status, answer["replicas"][0]["word"]) == (200, "stops")
         await it.run()
@@ -203,6 +203,7 @@ async def test_a_plan_says_what_a_drain_would_do(tmp_path: Path) -> None:
         _, plan = await it.ask("plan", {"drain": "n1"})
         assert plan["fits"]
         assert [m["kind"] for s in plan["steps"] for m in s["moves"]] == ["place", "drain"]
-        assert (await it.ask("plan", {"drain": "n7"}))[0] == 400
+        assert (await it.ask("plan", {"drain": "n7"}))[0] == 404
         assert (await it.ask("plan", {"force": True}))[0] == 400
+        assert (await it.ask("plan", {"force": False}))[0] == 200
         assert it.cluster.drains == {}

@@ -65,16 +65,16 @@ async def test_a_plan_of_a_whole_document() -> None:
     ("body", "status", "said"),
     [
         (b"", 400, "is not valid JSON"),
-        (b"[1]", 400, "expected a JSON object, found a list"),
+        (b"[1]", 400, "expected a mapping, found a list"),
         ({"modle": "m"}, 400, "did you mean model?"),
-        ({"model": 7}, 400, "plan: model: expected text, found the number 7"),
-        ({"model": "m", "replicas": True}, 400, "expected a whole number from 0 to 10000, found true"),
-        ({"model": "m", "replicas": -1}, 400, "expected a whole number from 0 to 10000, found the number -1"),
-        ({"model": "m", "replicas": 1e9}, 400, "expected a whole number from 0 to 10000"),
+        ({"model": 7}, 400, "expected text, found the number 7 @ $.model"),
+        ({"model": "m", "replicas": True}, 400, "expected a whole number, found true"),
+        ({"model": "m", "replicas": -1}, 400, "'replicas' must be >= 0: -1"),
+        ({"model": "m", "replicas": 1e9}, 400, "'replicas' must be <= 10000"),
         ({"replicas": 1}, 400, "name the model"),
-        ({"model": "mm"}, 400, "model mm: is not in the catalog"),
-        ({"model": "m", "profile": "q"}, 400, "model m: has no profile q"),
-        ({"model": "e"}, 400, "is served by engines that llmgw does not run"),
+        ({"model": "mm"}, 404, "model mm: is not in the catalog"),
+        ({"model": "m", "profile": "q"}, 404, "model m: has no profile q"),
+        ({"model": "e"}, 409, "is served by engines that llmgw does not run"),
         ({"settings": "models: {m: {replicas: x, profles: []}}"}, 400, "2 faults"),
         ({"settings": "a" * MAX_BYTES}, 413, "is larger than"),
     ],
@@ -91,7 +91,7 @@ async def test_an_adapter_is_planned_with_its_model() -> None:
         it.picture.cluster = evolve(it.picture.cluster, models=(model("m", 3, profile(lora={"sql": "/s"})),))
         status, answer = await post(it, "plan", {"model": "m:sql", "replicas": 4})
         assert (status, answer["error"]) == (
-            400, {"reason": "model m:sql: is an adapter of m, and goes where that goes", "remedy": "plan m"},
+            404, {"reason": "model m:sql: is an adapter of m, and goes where that goes", "remedy": "plan m"},
         )  # fmt: skip
 
 
