@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from llmgw.doctor.verdict import Check
     from llmgw.settings.daemon import AgentConfig
 
-_PATIENCE_S = 3.0
+_PATIENCE_S = 2.0
 _COLOURS = {"fail": "red", "warn": "yellow", "info": "cyan", "unknown": "magenta"}
 
 

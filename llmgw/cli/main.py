@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import sys
 from importlib import import_module
 
@@ -24,6 +25,8 @@ _COMMANDS = {
 EXIT_FAILED = 1
 EXIT_USAGE = 2
 EXIT_UNREACHABLE = 3
+
+_NO_ROOM = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO})
 
 
 class _Lazy(click.Group):
@@ -84,4 +87,10 @@ def main() -> None:
         # The reader of our output left (`llmgw ctl nodes | head`): nothing is wrong.
         sys.stderr.close()
         sys.exit(0)
+    except OSError as failed:
+        # Files are written under their names: what has none is our output.
+        if failed.errno not in _NO_ROOM or failed.filename is not None:
+            raise
+        click.echo(f"error: the output cannot be written: {failed.strerror}", err=True)  # noqa: TID251
+        sys.exit(EXIT_USAGE)
     sys.exit(code if isinstance(code, int) else 0)

@@ -59,11 +59,16 @@ def _lines(facts: Facts, verdicts: Sequence[Verdict], *, unknown: bool) -> Itera
 def _machine(facts: Facts) -> str:
     kinds = Counter(card.reading.name for card in facts.cards)
     gpus = ", ".join(f"{count} x {name}" for name, count in kinds.items())
-    if not gpus:
+    unread = {missing.fact for missing in facts.unread}
+    if not gpus and "pci_gpus" in unread:
+        gpus = "whether there is an NVIDIA GPU could not be told"
+    elif not gpus:
         gpus = f"{len(facts.pci_gpus)} NVIDIA GPUs that could not be read" if facts.pci_gpus else "no NVIDIA GPU"
     driver = f", driver {facts.driver.version}" if facts.driver.version else ""
     active = sum(any(p.state == "active" for p in a.ports) for a in facts.adapters)
     adapters = f"{len(facts.adapters)} RDMA adapters, {active} active" if facts.adapters else "no RDMA adapter"
+    if "adapters" in unread:
+        adapters = "RDMA adapters could not be read"
     return f"{facts.host.hostname}: {gpus}{driver}; {adapters}"
 
 

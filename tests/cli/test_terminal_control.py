@@ -1,5 +1,8 @@
 from __future__ import annotations
 
+import subprocess
+import sys
+
 import pytest
 
 from llmgw.cli.terminal import echo, plain, table
@@ -18,3 +21,17 @@ def test_lines_keep_their_ends_and_nothing_else_that_steers(capsys: pytest.Captu
     """Every command writes through it: ruff bans ``click.echo`` (TID251)."""
     echo("CA CN=\x1b[31mred\x9b\n  still needed by n1: \r\u202eno", fg="red", bold=True)
     assert capsys.readouterr().out == "CA CN=\\x1b[31mred\\x9b\n  still needed by n1: \\r\\u202eno\n"
+
+
+@pytest.mark.parametrize("words", [["--help"], ["config", "openapi"]], ids=" ".join)
+def test_output_that_cannot_be_written_is_no_finding_and_no_traceback(words: list[str]) -> None:
+    with open("/dev/full", "w") as full:
+        done = subprocess.run(
+            [sys.executable, "-m", "llmgw", *words],
+            stdout=full,
+            stderr=subprocess.PIPE,
+            text=True,
+            timeout=60,
+            check=False,
+        )
+    assert (done.returncode, done.stderr) == (2, "error: the output cannot be written: No space left on device\n")

@@ -338,6 +338,12 @@ def test_a_machine_without_gpu_says_so_in_three_lines(tmp_path: Path) -> None:
     assert "no NVIDIA GPU" in done.stdout
 
 
+def test_a_folder_that_shows_no_bus_is_not_said_to_have_no_gpu(tmp_path: Path) -> None:
+    done = cli("--root", str(tmp_path))
+    assert "no NVIDIA GPU" not in done.stdout
+    assert "whether there is an NVIDIA GPU could not be told; RDMA adapters could not be read" in done.stdout
+
+
 def test_the_command_replays_its_own_json(tmp_path: Path) -> None:
     render(MACHINES["hgx-h100"], tmp_path / "m")
     write_state(tmp_path / "m", {1: {"ecc": 3}})
