@@ -32,6 +32,7 @@ class Stream:
     failure: BaseException | None = None
     begun: threading.Event = field(factory=threading.Event)
     thread: threading.Thread | None = None
+    unwanted: bool = False
 
     def start(self) -> Stream:
         self.thread = threading.Thread(target=self._read, daemon=True)
@@ -56,11 +57,22 @@ class Stream:
             temperature=0,
             timeout=60,
         ):
+            if self.unwanted:
+                return
             if chunk.choices:
                 self.text += chunk.choices[0].delta.content or ""
                 self.finish = chunk.choices[0].finish_reason or self.finish
                 if self.text:
                     self.begun.set()
+
+    def hang_up(self) -> None:
+        """Close the connection at the next chunk, as a client that has read enough does."""
+        assert self.thread is not None
+        self.unwanted = True
+        self.thread.join(20)
+        assert not self.thread.is_alive(), "no chunk came"
+        assert self.failure is None, repr(self.failure)
+        assert self.finish is None, "it ended before it was hung up on"
 
     def result(self) -> str:
         assert self.thread is not None

@@ -247,12 +247,15 @@ class Real:
         assert answer.choices[0].finish_reason == "length"
         idle = self.work()
         assert idle.running == 0
-        stream = self.stream(150)
+        # So long that no machine is through with it before it was looked at.
+        stream = self.stream(4000)
         self.until("the metrics to show it", lambda: self.work().running == 1)
         before = self.work().work
         self.until("the metrics to move", lambda: self.work().work > before)
         assert before >= idle.work > 0
-        assert len(stream.result().split()) > 50
+        stream.hang_up()
+        self.until("the engine to stop generating for nobody", lambda: self.work().running == 0, 5)
+        assert len(self.stream(150).result().split()) > 50
 
     def left(self) -> dict[int, str]:
         """Processes of any engine that was ever seen here."""
