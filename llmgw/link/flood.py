@@ -8,11 +8,8 @@ nine-byte headers (RFC 9113, section 4.1), by kind and second.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
 from types import MappingProxyType
-
-from llmgw.link.attempts import host_of
 
 _HEADER = 9
 _DATA = 0x0
@@ -109,57 +106,3 @@ class Pace:
         self._left_s = min(self._burst_s, self._left_s + self._share * (now - self._at)) - seconds
         self._at = now
         return min(self._most_s, max(0.0, -self._left_s / self._share))
-
-
-class Crowd:
-    """How many connections each host holds open: ``most`` of agents, and ``most`` of whom nothing is known yet.
-
-    They are counted apart, so that strangers behind an address that agents share take no place of theirs: those in
-    their handshake, and those whose handshake failed. Remotes are ``host:port``.
-    """
-
-    def __init__(self, most: int) -> None:
-        self._most = most
-        self._strangers: Counter[str] = Counter()
-        self._agents: Counter[str] = Counter()
-
-    @contextmanager
-    def one_more(self, remote: str) -> Iterator[Place | None]:
-        """Count a connection while it is open; ``None`` for one that is not even worth a word."""
-        host = host_of(remote)
-        if self._strangers[host] >= self._most:
-            yield None
-            return
-        place = Place(self, host)
-        self._strangers[host] += 1
-        try:
-            yield place
-        finally:
-            _one_less(self._agents if place.agent else self._strangers, host)
-
-    def _proved(self, place: Place) -> str | None:
-        if self._agents[place.host] >= self._most:
-            return f"{place.host} holds more than {self._most} connections (link.connections_per_address)"
-        _one_less(self._strangers, place.host)
-        self._agents[place.host] += 1
-        place.agent = True
-        return None
-
-
-class Place:
-    """A connection as it is counted; ``agent`` is whether it is known to be one's."""
-
-    def __init__(self, crowd: Crowd, host: str) -> None:
-        self.host = host
-        self.agent = False
-        self._crowd = crowd
-
-    def proved(self) -> str | None:
-        """It showed an agent's certificate; returns why it must end, if it must."""
-        return self._crowd._proved(self)
-
-
-def _one_less(counter: Counter[str], host: str) -> None:
-    counter[host] -= 1
-    if not counter[host]:
-        del counter[host]

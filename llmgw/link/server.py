@@ -19,7 +19,7 @@ from llmgw.errors import OperatorError, PeerError
 from llmgw.link import identity, joining
 from llmgw.link.attempts import Attempts, host_of
 from llmgw.link.attend import Handler, attend
-from llmgw.link.flood import Crowd, Place
+from llmgw.link.crowd import HURRIED_S, Crowd, Place
 from llmgw.link.hello import offered_protocols
 from llmgw.link.identity import Certificate, Rules
 from llmgw.link.messages import (
@@ -48,7 +48,8 @@ _HANDSHAKES_PER_TURN = 8
 An agent that stalls later in its handshake keeps nobody else out."""
 
 _FAILURES, _FAILED_S = 20, 1.0
-"""From so many failed handshakes a second on, an address gets the place of each back only after this time (seconds)."""
+"""From so many failed handshakes and refused certificates a second on, an address gets the place of each back only after
+this time (seconds)."""
 
 _BACKLOG = 1024
 _log = logger("link")
@@ -115,26 +116,35 @@ async def serve(
 
         failures = Attempts(_FAILURES, 1.0)
 
+        def not_served(remote: str, reason: str) -> None:
+            if times := repeats.times(host_of(remote), reason, trio.current_time()):
+                _log.warning("connection not served", remote=remote, reason=reason, times=times)
+
         async def served(transport: trio.SocketStream, remote: str, place: Place) -> None:
             try:
-                await doors.open(transport, remote, turn, place)
+                failed = not await doors.open(transport, remote, turn, place)
             except PeerError as ended:
-                if times := repeats.times(host_of(remote), ended.reason, trio.current_time()):
-                    _log.warning("connection not served", remote=remote, reason=ended.reason, times=times)
-                if isinstance(ended, TlsError):
-                    # It is told why by now. Who goes on like this finds its place among its address's still taken.
-                    failures.failed(host_of(remote), trio.current_time())
-                    if failures.wait_s(host_of(remote), trio.current_time()) > 0:
-                        await trio.sleep(_FAILED_S)
+                not_served(remote, ended.reason)
+                failed = isinstance(ended, TlsError)
+            if failed:
+                # It is told why by now. Who goes on like this finds its place among its address's still taken.
+                failures.failed(host_of(remote), trio.current_time())
+                if failures.wait_s(host_of(remote), trio.current_time()) > 0:
+                    await trio.sleep(_FAILED_S)
 
         async def accept(transport: trio.SocketStream) -> None:
             remote = _remote(transport)
             bound_unacknowledged(transport, limits.silence_s)
             async with transport:
                 try:
-                    with crowd.one_more(remote) as place:
+                    async with crowd.one_more(remote) as place:
                         if place is not None:
-                            await served(transport, remote, place)
+                            with place.scope:
+                                await served(transport, remote, place)
+                            if place.scope.cancelled_caught:
+                                not_served(
+                                    remote, f"it was not known after {HURRIED_S:g} s, and others of its address wait"
+                                )
                 except Exception:  # noqa: BLE001
                     # The listener serves all other nodes too: one connection's fault is written down and ends it.
                     _log.exception("connection failed", remote=remote)
@@ -168,7 +178,8 @@ class _Doors:
         self._joining: Counter[str] = Counter()
         self._attempts = Attempts()
 
-    async def open(self, transport: trio.SocketStream, remote: str, turn: trio.Semaphore, place: Place) -> None:
+    async def open(self, transport: trio.SocketStream, remote: str, turn: trio.Semaphore, place: Place) -> bool:
+        """Serve a connection to its end; whether it was worth its handshake: a certificate refused was not."""
         by = trio.current_time() + self._handshake_s
         trust = self._gate.trust()
         wants = await _within(by, f"agent at {remote}", self._handshake_s, partial(_wants, transport, turn))
@@ -176,8 +187,7 @@ class _Doors:
         if trust.joining is None or join is None or JOIN_ALPN.encode() not in wants:
             stream: TlsStream = trio.SSLStream(Metered(transport), trust.link, server_side=True)
             await handshake(stream, f"agent at {remote}", by - trio.current_time())
-            await self._agent(stream, remote, place)
-            return
+            return await self._agent(stream, remote, place)
         thing = f"somebody who wants to join at {remote}"
         host = host_of(remote)
         if self._joining[host] >= joining.AT_ONCE_ADDRESS or self._joining.total() >= joining.AT_ONCE:
@@ -192,6 +202,7 @@ class _Doors:
         finally:
             self._joining[host] -= 1
             self._joining += Counter()  # drops those that are 0
+        return True
 
     async def _join(self, welcome: joining.Welcome, request: Join, remote: str) -> Joined | Refused:
         host = host_of(remote)
@@ -203,21 +214,27 @@ class _Doors:
             self._attempts.failed(host, trio.current_time())
         return answered
 
-    async def _agent(self, stream: TlsStream, remote: str, place: Place) -> None:
+    async def _agent(self, stream: TlsStream, remote: str, place: Place) -> bool:
         rules = self._gate.rules()
         chain = identity.read_chain(verified_chain(stream))
         node = identity.identity(chain[0], identity.node_uri(rules.trust_domain, "")) or ""
-        if (reason := place.proved()) is not None:
+        welcome = True
+        # Who will be refused is answered like any agent, and has no place among those that are.
+        if identity.check(chain, node, self._wall(), rules) is None and (reason := place.proved()) is not None:
             if times := self._repeats.times(host_of(remote), reason, trio.current_time()):
                 _log.warning("agent turned away", remote=remote, reason=reason, times=times)
             await turn_away(stream, reason)
-            return
+            return False
+
+        def refuse(node: str, refused: Refused) -> Refused:
+            nonlocal welcome
+            welcome = False
+            self._gate.refused(remote, node, refused)
+            return refused
 
         def check(register: Register) -> Refused | None:
             refused = _check(register, chain, self._wall(), self._gate.rules())
-            if refused is not None:
-                self._gate.refused(remote, register.node, refused)
-            return refused
+            return None if refused is None else refuse(register.node, refused)
 
         async def renew(request: RenewCertificate) -> CertificateIssued | Refused:
             refused = self._outdated(chain, node)
@@ -226,9 +243,7 @@ class _Doors:
                 if isinstance(answered, CertificateIssued):
                     return answered
                 refused = answered
-            refused = refused or _no_renewal(chain)
-            self._gate.refused(remote, node, refused)
-            return refused
+            return refuse(node, refused or _no_renewal(chain))
 
         await attend(
             stream,
@@ -242,6 +257,7 @@ class _Doors:
             watch=self._watch,
             repeats=self._repeats,
         )
+        return welcome
 
     def _outdated(self, chain: tuple[Certificate, ...], node: str) -> Refused | None:
         """Why a certificate must not be renewed on a connection of its own; ``None`` if it may.

@@ -6,7 +6,7 @@ import ssl
 import time
 import tracemalloc
 from collections.abc import AsyncIterator, Awaitable, Callable
-from contextlib import AsyncExitStack, asynccontextmanager, suppress
+from contextlib import asynccontextmanager, suppress
 from functools import partial
 from typing import Any
 
@@ -20,6 +20,7 @@ from hyperframe.frame import DataFrame, PingFrame
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from llmgw.errors import PeerError
 from llmgw.link.attend import attend
 from llmgw.link.client import connect
 from llmgw.link.codec import UP, ExcessiveError, MalformedError, decode, encode
@@ -395,11 +396,11 @@ async def test_one_address_holds_so_many_connections(pki: Pki) -> None:
             with pytest.raises(PeerGone, match=r"127\.0\.0\.1 holds more than 2 connections"):
                 async with agent_of(address, pki):
                     pass
-            silent = [await trio.open_tcp_stream("127.0.0.1", address.port) for _ in range(2)]
+            silent = [await trio.open_tcp_stream("127.0.0.1", address.port) for _ in range(8)]
             await trio.sleep(0.05)
             beyond = await trio.open_tcp_stream("127.0.0.1", address.port)
             with trio.fail_after(1):
-                assert await beyond.receive_some() == b"", "hung up on before TLS"
+                assert await beyond.receive_some() == b"", "two have a place, six wait for one"
             for stream in (*silent, beyond):
                 await stream.aclose()
         await trio.sleep(0.1)
@@ -418,32 +419,68 @@ async def what_nonsense_is_told(address: Address) -> bytes:
 
 async def test_who_fails_again_and_again_takes_up_its_own_places(pki: Pki) -> None:
     async with listening(pki, connections_per_address=4) as address:
-        told = [await what_nonsense_is_told(address) for _ in range(40)]
-        assert all(told[:20]), "each gets its alert"
-        assert not any(told[-10:]), "twice four places are taken by what failed lately"
-        await trio.sleep(1.2)
-        assert await what_nonsense_is_told(address)
+        assert all([await what_nonsense_is_told(address) for _ in range(20)]), "each gets its alert"
+        began = trio.current_time()
+        assert all([await what_nonsense_is_told(address) for _ in range(5)]), "the fifth has waited for a place"
+        assert trio.current_time() - began > 0.9
         async with agent_of(address, pki):
             pass
 
 
-async def test_strangers_behind_an_address_take_no_place_of_its_agents(pki: Pki) -> None:
-    """Behind one NAT, at once after an outage: what failed lately is held, and every agent is welcomed all the same."""
-    foreign = pki.node(authority="foreign")
+async def test_a_certificate_that_is_refused_takes_no_place_of_the_agents_and_costs_its_own(pki: Pki) -> None:
+    files = gate_of(LinkListener(pki.server, Address("127.0.0.1", 0), trust_domain=TRUST_DOMAIN))
+    rules = evolve(files.rules(), nodes=frozenset({"n1"}))
 
-    async def fails() -> None:
-        with pytest.raises(LinkRefused, match="unknown ca"):
-            async with connect(address, foreign, TRUST_DOMAIN):
+    async def refused() -> None:
+        with pytest.raises(LinkRefused, match="n2"):
+            async with agent_of(address, pki, "n2"):
                 pass
 
-    async with listening(pki, connections_per_address=24) as address:
-        for _ in range(4):
-            async with trio.open_nursery() as some:
-                for _ in range(10):
-                    some.start_soon(fails)
-        async with AsyncExitStack() as agents:
-            for number in range(24):
-                await agents.enter_async_context(agent_of(address, pki, f"n{number}"))
+    async with listening(pki, connections_per_address=1, gate=evolve(files, rules=lambda: rules)) as address:
+        denied = trio.SSLStream(
+            await trio.open_tcp_stream("127.0.0.1", address.port),
+            client_context(pki.node("n2")),
+            server_hostname="127.0.0.1",
+        )
+        await denied.do_handshake()
+        await trio.sleep(0.05)
+        with trio.fail_after(3):
+            async with agent_of(address, pki):
+                await trio.aclose_forcefully(denied)
+                for _ in range(20):
+                    await refused()
+                began = trio.current_time()
+                await refused()
+                await refused()
+                assert trio.current_time() - began > 0.9
+
+
+async def test_a_hundred_strangers_who_come_again_at_once_keep_no_agent_of_their_address_out(pki: Pki) -> None:
+    """Behind one NAT: each of a hundred machines of another cluster tries anew as soon as it was told no."""
+    foreign, most = pki.node(authority="foreign"), 100
+
+    async def stranger() -> None:
+        while True:
+            with suppress(PeerError):
+                async with connect(address, foreign, TRUST_DOMAIN):
+                    pass
+
+    async def agent(number: int) -> None:
+        async with agent_of(address, pki, f"n{number}"):
+            welcomed.append(number)
+            await trio.sleep_forever()
+
+    welcomed: list[int] = []
+    async with listening(pki, connections_per_address=most) as address, trio.open_nursery() as nursery:
+        for _ in range(most):
+            nursery.start_soon(stranger)
+        await trio.sleep(0.5)
+        for number in range(most):
+            nursery.start_soon(agent, number)
+        with trio.fail_after(10):
+            while len(welcomed) < most:
+                await trio.sleep(0.05)
+        nursery.cancel_scope.cancel()
 
 
 async def test_who_is_turned_away_is_told_with_enhance_your_calm(pki: Pki) -> None:

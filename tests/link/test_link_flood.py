@@ -1,4 +1,4 @@
-"""What one peer may cost, as numbers: time, connections, frames."""
+"""What one peer may cost, as numbers: time, frames."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from llmgw.link.flood import Crowd, FrameMeter, Pace
+from llmgw.link.flood import FrameMeter, Pace
 
 
 def test_a_burst_is_free_and_what_follows_is_paid_for() -> None:
@@ -28,23 +28,6 @@ def test_whoever_waits_as_told_gets_no_more_than_the_share(costs: list[float]) -
     for cost in costs:
         now += pace.spent(cost, now)
     assert sum(costs) <= 0.25 + 0.1 * now + 1e-6
-
-
-def test_connections_are_counted_by_host_while_they_are_open_and_strangers_apart() -> None:
-    crowd = Crowd(2)
-    with crowd.one_more("10.0.0.1:1") as one, crowd.one_more("10.0.0.1:2") as two:
-        assert one is not None
-        assert two is not None
-        with crowd.one_more("10.0.0.1:3") as beyond, crowd.one_more("[::1]:1") as elsewhere:
-            assert beyond is None, "two strangers there are"
-            assert elsewhere is not None
-        assert (one.proved(), two.proved()) == (None, None)
-        with crowd.one_more("10.0.0.1:4") as three, crowd.one_more("10.0.0.1:5"):
-            assert three is not None, "agents are no strangers"
-            assert three.proved() == "10.0.0.1 holds more than 2 connections (link.connections_per_address)"
-            with crowd.one_more("10.0.0.1:6") as beyond:
-                assert beyond is None, "who is turned away is a stranger until it is gone"
-    assert not crowd._strangers + crowd._agents
 
 
 @given(st.lists(st.tuples(st.integers(0, 9), st.integers(0, 40)), max_size=30), st.data())
