@@ -48,8 +48,8 @@ _HANDSHAKES_PER_TURN = 8
 An agent that stalls later in its handshake keeps nobody else out."""
 
 _FAILURES, _FAILED_S = 20, 1.0
-"""From so many failed handshakes and refused certificates a second on, an address gets the place of each back only after
-this time (seconds)."""
+"""From so many failed handshakes and refused certificates a second on, an address gets the place of each back only
+after this time (seconds)."""
 
 _BACKLOG = 1024
 _log = logger("link")
@@ -142,9 +142,7 @@ async def serve(
                             with place.scope:
                                 await served(transport, remote, place)
                             if place.scope.cancelled_caught:
-                                not_served(
-                                    remote, f"it was not known after {HURRIED_S:g} s, and others of its address wait"
-                                )
+                                not_served(remote, f"unknown after {HURRIED_S:g} s, while others of its address wait")
                 except Exception:  # noqa: BLE001
                     # The listener serves all other nodes too: one connection's fault is written down and ends it.
                     _log.exception("connection failed", remote=remote)
