@@ -9,7 +9,7 @@ from collections.abc import Iterable, Mapping
 import trio
 from attrs import evolve
 
-from llmgw.link.protocol import LinkLimits
+from llmgw.link.patience import LinkLimits
 from llmgw.link.session import Unreached
 from llmgw.scheduler.state import Replica
 from llmgw.settings.catalog import Model

@@ -11,7 +11,8 @@ from llmgw.link.attempts import host_of
 from llmgw.link.codec import Unknown
 from llmgw.link.identity import Certificate
 from llmgw.link.messages import CertificateIssued, Message, Refused, Register, RenewCertificate
-from llmgw.link.protocol import DEFAULT_LIMITS, LinkLimits, Role
+from llmgw.link.patience import DEFAULT_LIMITS, LinkLimits
+from llmgw.link.protocol import Role
 from llmgw.link.repeats import Repeats, gist
 from llmgw.link.session import Session, Watch, open_session
 from llmgw.telemetry.logging import logger

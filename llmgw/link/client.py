@@ -14,7 +14,8 @@ from llmgw.link import identity, keyfile
 from llmgw.link.authority import certificates
 from llmgw.link.identity import Certificate
 from llmgw.link.messages import Refused
-from llmgw.link.protocol import DEFAULT_LIMITS, LinkLimits, Role
+from llmgw.link.patience import DEFAULT_LIMITS, LinkLimits
+from llmgw.link.protocol import Role
 from llmgw.link.rejected import rejected
 from llmgw.link.session import LinkRefused, PeerGone, Session, Unreached, open_session
 from llmgw.link.tcp import bound_unacknowledged, why_unreached

@@ -22,7 +22,6 @@ from h2.settings import SettingCodes
 from llmgw.errors import BugError
 from llmgw.link.codec import (
     DOWN,
-    MESSAGE_BYTES,
     UP,
     ExcessiveError,
     MalformedError,
@@ -34,6 +33,7 @@ from llmgw.link.codec import (
 from llmgw.link.flood import FrameMeter
 from llmgw.link.h2_settings import SmallSettings
 from llmgw.link.messages import Message, Refused
+from llmgw.link.patience import DEFAULT_LIMITS, LinkLimits, Patience, Ping, TooLate
 
 PATH = "/llmgw/link/1"
 CONTENT_TYPE = "application/x-llmgw-link"
@@ -43,7 +43,6 @@ _FRAME_BYTES = 16384
 _HTTP2_WINDOW_BYTES = 65535
 _CHUNK_BYTES = 65536
 _REASON_BYTES = 400
-_LATE_S = 1.0
 _ACCEPTED = b"200"
 _REFUSED = b"403"
 _PING = b"llmgw..?"
@@ -54,33 +53,6 @@ class Role(StrEnum):
 
     AGENT = "agent"
     SERVER = "server"
-
-
-@frozen
-class LinkLimits:
-    """What one link may hold and how long it may take. Times are in seconds.
-
-    Received bytes that nobody took never exceed ``window_bytes`` plus one message, bytes waiting to be sent
-    never exceed ``unsent_bytes`` plus one message. ``open_s`` bounds the wait for the peer's first frames and, on
-    the control plane, for the first message after them; ``answer_s`` the agent's wait for the answer to its
-    first message. After ``ping_s`` of silence a PING is sent, after ``silence_s`` the peer counts as gone.
-    ``send_s`` is how long one message may wait for room, ``message_s`` how long one may be on its way.
-    """
-
-    message_bytes: int = MESSAGE_BYTES
-    window_bytes: int = 256 * 1024
-    unsent_bytes: int = 256 * 1024
-    control_bytes: int = 64 * 1024
-    header_bytes: int = 8 * 1024
-    open_s: float = 5.0
-    answer_s: float = 15.0
-    ping_s: float = 6.0
-    silence_s: float = 15.0
-    send_s: float = 30.0
-    message_s: float = 60.0
-
-
-DEFAULT_LIMITS = LinkLimits()
 
 
 @frozen
@@ -120,19 +92,13 @@ class LinkProtocol:
         self._meter = FrameMeter(_PREFACE_BYTES if role is Role.SERVER else 0, _FRAME_BYTES)
         self._inbox = MessageBuffer(limits.message_bytes)
         self._readable = True
-        self._unfinished_since: float | None = None
         self._unacknowledged = 0
         self._pending = bytearray()
         self._finishing = False
         self._out = bytearray()
         self._stream: int | None = None
         self._status: bytes | None = None
-        self._heard = now
-        self._pinged = now
-        self._due: tuple[float, str] | None = (
-            now + limits.open_s,
-            f"no HTTP/2 connection was set up within {limits.open_s:g} s",
-        )
+        self._patience = Patience(now, limits)
         self._h2 = self._connection()
 
     def _connection(self) -> H2Connection:
@@ -174,7 +140,7 @@ class LinkProtocol:
         """Take in what the connection brought. What a peer sends never raises: it may end the link."""
         if self.ended is not None:
             return ()
-        self._heard = now
+        self._patience.heard(now)
         opened = self.opened
         if (flood := self._meter.feed(data, now)) is not None:
             self._fail(ErrorCodes.ENHANCE_YOUR_CALM, f"the other end sent {flood}")
@@ -268,7 +234,7 @@ class LinkProtocol:
                 self._response(dict(headers))
             case h2.events.RemoteSettingsChanged() if self.role is Role.AGENT and not self.opened:
                 self.opened = True
-                self._due = None
+                self._patience.came()
             case h2.events.DataReceived(data=data, flow_controlled_length=length, stream_id=stream_id):
                 self._data(data, length - len(data), stream_id, now)
             case h2.events.StreamEnded():
@@ -290,11 +256,11 @@ class LinkProtocol:
             return
         self._stream = stream_id
         self.opened = True
-        self._due = (now + self._limits.open_s, f"no first message within {self._limits.open_s:g} s")
+        self._patience.expect(now, self._limits.open_s, "no first message")
 
     def _response(self, headers: dict[bytes, bytes]) -> None:
         self._status = headers[b":status"]
-        self._due = None
+        self._patience.came()
         if self._status not in (_ACCEPTED, _REFUSED):
             self._end(f"the other end answered with HTTP status {_printable(self._status)}")
 
@@ -303,14 +269,11 @@ class LinkProtocol:
             self._h2.acknowledge_received_data(padding, stream_id)
         self._inbox.feed(data)
         self._unacknowledged += len(data)
-        if self._inbox.complete or not len(self._inbox):
-            self._unfinished_since = None
-        elif self._unfinished_since is None:
-            self._unfinished_since = now
+        self._patience.message(now, begun=not self._inbox.complete and len(self._inbox) > 0)
         if self.role is Role.AGENT and self._status == _REFUSED:
             self.take()  # nothing but a refusal follows, and whoever waits only to send must learn of it
         elif self._inbox.complete and self.role is Role.SERVER:
-            self._due = None
+            self._patience.came()
         self._acknowledge()
 
     def _acknowledge(self) -> None:
@@ -344,9 +307,8 @@ class LinkProtocol:
         data = encode(message, self._limits.message_bytes)
         if self.role is Role.SERVER:
             self._answer(_ACCEPTED)
-        elif self._status is None and self._due is None:
-            answer_s = self._limits.answer_s
-            self._due = (now + answer_s, f"no answer to the first message within {answer_s:g} s")
+        elif self._status is None and not self._patience.expects:
+            self._patience.expect(now, self._limits.answer_s, "no answer to the first message")
         self._pending += data
 
     def refuse(self, refused: Refused) -> None:
@@ -412,43 +374,28 @@ class LinkProtocol:
 
     def next_deadline(self) -> float:
         """When :meth:`tick` is wanted next; infinity after the end."""
-        if self.ended is not None:
-            return inf
-        ping = max(self._heard, self._pinged) + self._limits.ping_s
-        unfinished = inf if self._unfinished_since is None else self._unfinished_since + self._limits.message_s
-        return min(ping, self._heard + self._limits.silence_s, unfinished, self._due[0] if self._due else inf)
+        return inf if self.ended is not None else self._patience.until()
 
     def tick(self, now: float) -> tuple[Event, ...]:
         """Let time pass: sends a PING after some silence, ends the link after too much of it."""
-        late = now - self.next_deadline()
-        if late < 0:
+        if self.ended is not None:
             return ()
-        if late > _LATE_S:
-            # This process stood still, and what the peer said meanwhile is unread: silence is counted anew.
-            self._heard = now
-            if self._due:
-                self._due = (self._due[0] + late + _LATE_S, self._due[1])
-            if self._unfinished_since is not None:
-                self._unfinished_since = now
-            return ()
-        if self._due and now >= self._due[0]:
-            return (self._fail(ErrorCodes.ENHANCE_YOUR_CALM, self._due[1]),)
-        if now >= self._heard + self._limits.silence_s:
-            return (self._fail(ErrorCodes.NO_ERROR, f"nothing was heard for {self._limits.silence_s:g} s"),)
-        if self._unfinished_since is not None and now >= self._unfinished_since + self._limits.message_s:
-            reason = f"a message was not whole within {self._limits.message_s:g} s"
-            return (self._fail(ErrorCodes.ENHANCE_YOUR_CALM, reason),)
-        self._pinged = now
-        self._h2.ping(_PING)
-        self._collect()
+        match self._patience.tick(now):
+            case TooLate(reason, excessive):
+                return (self._fail(ErrorCodes.ENHANCE_YOUR_CALM if excessive else ErrorCodes.NO_ERROR, reason),)
+            case Ping():
+                self._ping(now)
         return ()
 
     def ask(self, now: float) -> None:
         """Send a PING now, whatever was heard before: any live peer answers it."""
         if self.ended is None and self.opened:
-            self._pinged = now
-            self._h2.ping(_PING)
-            self._collect()
+            self._ping(now)
+
+    def _ping(self, now: float) -> None:
+        self._patience.pinged(now)
+        self._h2.ping(_PING)
+        self._collect()
 
     def overload(self, reason: str) -> None:
         """End the link because the other end asks for more than it gets."""
@@ -464,7 +411,6 @@ class LinkProtocol:
     def _end(self, reason: str, refused: Refused | None = None) -> Ended:
         if self.ended is None:
             self.ended = Ended(reason, refused)
-            self._due = None
             self._pending.clear()
         return self.ended
 

@@ -31,7 +31,7 @@ from llmgw.link.messages import (
     Register,
     RenewCertificate,
 )
-from llmgw.link.protocol import DEFAULT_LIMITS, LinkLimits
+from llmgw.link.patience import DEFAULT_LIMITS, LinkLimits
 from llmgw.link.renewal import RENEWAL
 from llmgw.link.repeats import Repeats
 from llmgw.link.session import Watch, turn_away

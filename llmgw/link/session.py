@@ -16,7 +16,8 @@ from llmgw.link.codec import MalformedError, Unknown
 from llmgw.link.flood import Pace
 from llmgw.link.identity import Certificate
 from llmgw.link.messages import Message, Refused
-from llmgw.link.protocol import DEFAULT_LIMITS, LinkLimits, LinkProtocol, Role
+from llmgw.link.patience import DEFAULT_LIMITS, LinkLimits
+from llmgw.link.protocol import LinkProtocol, Role
 from llmgw.link.tcp import Metered
 from llmgw.link.tls import alert, explain
 

@@ -19,7 +19,8 @@ from llmgw.hardware.inventory import Host, Inventory
 from llmgw.link.attend import attend
 from llmgw.link.client import Backoff
 from llmgw.link.messages import Register
-from llmgw.link.protocol import DEFAULT_LIMITS, LinkLimits, Role
+from llmgw.link.patience import DEFAULT_LIMITS, LinkLimits
+from llmgw.link.protocol import Role
 from llmgw.link.session import Session, Unreached, open_session
 from llmgw.settings.daemon import Address, AgentConfig, TlsFiles
 

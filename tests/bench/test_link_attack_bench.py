@@ -23,7 +23,8 @@ from hyperframe.frame import DataFrame, PingFrame, SettingsFrame
 from llmgw.link.client import connect
 from llmgw.link.codec import encode
 from llmgw.link.messages import Heartbeat, HeartbeatSeen, NotUnderstood, Register, Welcome
-from llmgw.link.protocol import LinkLimits, LinkProtocol, Role
+from llmgw.link.patience import LinkLimits
+from llmgw.link.protocol import LinkProtocol, Role
 from llmgw.link.server import serve
 from llmgw.link.session import PeerGone, Session
 from llmgw.link.tls import client_context

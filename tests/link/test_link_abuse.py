@@ -25,7 +25,8 @@ from llmgw.link.attend import attend
 from llmgw.link.client import connect
 from llmgw.link.codec import UP, ExcessiveError, MalformedError, decode, encode
 from llmgw.link.messages import Message, NotUnderstood, Register
-from llmgw.link.protocol import Ended, LinkLimits, LinkProtocol, Role
+from llmgw.link.patience import LinkLimits
+from llmgw.link.protocol import Ended, LinkProtocol, Role
 from llmgw.link.server import Gate, gate_of, serve
 from llmgw.link.session import LinkRefused, PeerGone, Session, open_session
 from llmgw.link.tls import client_context

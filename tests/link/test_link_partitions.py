@@ -12,7 +12,7 @@ import trio
 from fakes.proxy import Proxy
 from llmgw.link.client import connect
 from llmgw.link.messages import Heartbeat, Register
-from llmgw.link.protocol import LinkLimits
+from llmgw.link.patience import LinkLimits
 from llmgw.link.server import serve
 from llmgw.link.session import PeerGone, Session
 from llmgw.settings.daemon import Address, LinkListener

@@ -28,17 +28,8 @@ from hypothesis import strategies as st
 from llmgw.errors import BugError
 from llmgw.link.codec import Unknown, encode
 from llmgw.link.messages import Message, NotUnderstood
-from llmgw.link.protocol import (
-    CONTENT_TYPE,
-    DEFAULT_LIMITS,
-    PATH,
-    Arrived,
-    Ended,
-    LinkLimits,
-    LinkProtocol,
-    Opened,
-    Role,
-)
+from llmgw.link.patience import DEFAULT_LIMITS, LinkLimits
+from llmgw.link.protocol import CONTENT_TYPE, PATH, Arrived, Ended, LinkProtocol, Opened, Role
 from tests.link.samples import REFUSED, WELCOME, register
 
 SMALL = LinkLimits(message_bytes=20_000, window_bytes=65_535, unsent_bytes=5_000)

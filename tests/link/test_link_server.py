@@ -17,7 +17,8 @@ from llmgw.errors import OperatorError
 from llmgw.link.attend import Handler, attend
 from llmgw.link.client import connect
 from llmgw.link.messages import EnginesChanged, Heartbeat, Message, NotUnderstood, Register, Welcome
-from llmgw.link.protocol import DEFAULT_LIMITS, LinkLimits, LinkProtocol, Role
+from llmgw.link.patience import DEFAULT_LIMITS, LinkLimits
+from llmgw.link.protocol import LinkProtocol, Role
 from llmgw.link.server import serve
 from llmgw.link.session import LinkRefused, PeerGone, Session, open_session
 from llmgw.link.tls import client_context

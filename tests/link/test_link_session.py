@@ -10,7 +10,8 @@ import trio.testing
 
 from llmgw.link.attend import attend
 from llmgw.link.messages import DrainShard, Heartbeat, Refused, Register, ShardStatus, Welcome
-from llmgw.link.protocol import LinkLimits, LinkProtocol, Role
+from llmgw.link.patience import LinkLimits
+from llmgw.link.protocol import LinkProtocol, Role
 from llmgw.link.session import LinkRefused, PeerGone, Session, open_session
 from tests.link.samples import REFUSED, WELCOME, register, report
 from tests.sweep import sweep

@@ -15,7 +15,8 @@ from llmgw.errors import PeerError
 from llmgw.link.attend import attend
 from llmgw.link.client import connect
 from llmgw.link.messages import ForgetShard, Heartbeat, NotUnderstood, Register
-from llmgw.link.protocol import Ended, LinkLimits, LinkProtocol, Role
+from llmgw.link.patience import LinkLimits
+from llmgw.link.protocol import Ended, LinkProtocol, Role
 from llmgw.link.server import serve
 from llmgw.link.session import PeerGone, Session, open_session
 from llmgw.link.tls import client_context, handshake, server_context
