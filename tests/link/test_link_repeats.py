@@ -34,10 +34,11 @@ def test_whatever_a_subject_does_it_is_heard_of_no_more_often(tries: list[tuple[
     assert all(fourth - first >= 60 - 1e-6 for first, fourth in zip(said, said[3:], strict=False))
 
 
-def test_many_subjects_cost_little() -> None:
+def test_many_subjects_cost_little_and_those_heard_of_are_kept() -> None:
     repeats = Repeats()
     for number in range(10_000):
         repeats.times(str(number), "x", 0.0)
+        assert repeats.times("always", "x", 0.0) == (not number)
     assert len(repeats._said) <= 4096
 
 
