@@ -12,7 +12,7 @@ import trio.testing
 
 from fakes.fleet.store import Disk, MemoryStore
 from llmgw.link.attend import attend
-from llmgw.link.messages import DrainShard, Heartbeat, Register, Welcome
+from llmgw.link.messages import DrainShard, Heartbeat, HeartbeatSeen, NotUnderstood, Register, Welcome
 from llmgw.link.protocol import Role
 from llmgw.link.session import PeerGone, Session, open_session
 from llmgw.server.agents import Agents
@@ -114,3 +114,20 @@ async def test_one_that_beats_is_kept(nursery: trio.Nursery, autojump_clock: tri
             await trio.sleep(5)
             await session.send(Heartbeat(number))
         assert service.cluster.linked("n1")
+
+
+async def test_what_an_agent_makes_up_fills_no_log(
+    nursery: trio.Nursery, autojump_clock: trio.testing.MockClock, capsys: pytest.CaptureFixture[str]
+) -> None:
+    service = Service(nursery)
+    async with service.agent() as session:
+        for minute, lines in ((0, 1000), (1, 1000)):
+            for number in range(1200):
+                await session.send(NotUnderstood(f"{minute}-{number}"))
+            await session.send(Heartbeat(minute))
+            assert isinstance(await session.receive(), HeartbeatSeen)
+            assert capsys.readouterr().out.count("agent does not understand a message") == lines
+            for _ in range(5):
+                await trio.sleep(13)
+                await session.send(Heartbeat(2))
+                await session.receive()

@@ -366,3 +366,24 @@ async def test_when_the_first_is_gone_the_second_gets_in(tmp_path: Path) -> None
             alone.cancel_scope.cancel()
         await until(lambda: second.link.state.connected)
         nursery.cancel_scope.cancel()
+
+
+async def test_a_refusal_is_written_down_once_a_change_and_seldom_whatever_is_claimed(tmp_path: Path) -> None:
+    async with plane(tmp_path) as at:
+
+        def tries(node: str, certificate: str, remote: str = "10.0.0.1:1") -> None:
+            at.identities.turned_away(remote, node, Refused("node id", node, node, certificate, ""))
+
+        for port in range(3):
+            tries("n1", "serial 1", f"10.0.0.1:{port}")
+        for number in range(2, 20):
+            tries(f"n{number}", "serial 1")
+        tries("n1", "serial 2")
+        tries("n1", "serial 2", "10.0.0.2:1")
+        with trio.fail_after(20):
+            while at.identities._events:
+                await trio.sleep(0.05)
+        told = [(event.node, event.by) for event in await at.identities.events(100) if event.kind == "refused"]
+        first = [("n1", "10.0.0.1:0"), *((f"n{number}", "10.0.0.1:1") for number in range(2, 11))]
+        others = [("n1", "10.0.0.1:1"), ("n1", "10.0.0.2:1")]
+        assert sorted(told) == sorted([*first, *others]), "one certificate ten times, another, and from elsewhere"
