@@ -104,6 +104,8 @@ class Enrolment:
         if refused is not None or row is None:
             assert refused is not None
             return await self._not_joined("" if row is None else row.node, remote, refused)
+        if row.used and self._just_issued(row.node):
+            return Refused("token", "no more of them", "one that was used a moment ago", "none", _LATER, _BETWEEN_S)
         used = self._event("token.use", row.node, remote, f"token {row.id}, key {sha256}")
         if not row.used and not await self._store.use_token(row.id, sha256, remote, now, used):
             # Somebody else was faster: what became of it tells who.
