@@ -104,8 +104,8 @@ async def handshakes(port: int, tls: TlsFiles) -> None:
     await trio.aclose_forcefully(stream)
 
 
-LIST = b'{"type":"heartbeat","sequence":1,"loads":[' + b",".join([b"7"] * 90_000) + b"]}"
-LARGE = b'{"type":"x","a":[' + b",".join([b"[1]"] * 49_000) + b"]}"
+LIST = b'{"type":"heartbeat","sequence":1,"loads":[' + b",".join([b"7"] * 24_000) + b"]}"
+LARGE = b'{"type":"x","a":[' + b",".join([b"[1]"] * 12_000) + b"]}"
 
 ATTACKS: dict[str, tuple[Callable[..., Awaitable[None]], int]] = {
     "PING flood": (partial(frames, frame=PingFrame(0, opaque_data=b"12345678").serialize()), 1),

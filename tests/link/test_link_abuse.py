@@ -179,7 +179,7 @@ def test_a_message_of_too_many_parts_is_not_even_parsed() -> None:
 
 def test_faults_by_the_thousand_are_not_collected() -> None:
     """A fault costs a thousand times what a value costs: a megabyte of them was measured to take 15 s."""
-    payload = b'{"type":"heartbeat","sequence":1,"loads":[' + b",".join([b"7"] * 90_000) + b"]}"
+    payload = b'{"type":"heartbeat","sequence":1,"loads":[' + b",".join([b"7"] * 20_000) + b"]}"
     began = time.thread_time()
     with pytest.raises(MalformedError) as caught:
         decode(payload, UP)
@@ -212,7 +212,7 @@ async def accept(session: Session, _: Register) -> None:
 
 
 def test_a_large_message_is_read_beside_the_others() -> None:
-    large = evolve(register(), shards=tuple(evolve(report(), shard=f"m-{n}.0") for n in range(2500)))
+    large = evolve(register(), shards=tuple(evolve(report(), shard=f"m-{n}.0") for n in range(900)))
     payload = encode(large)[4:]
     began = time.thread_time()
     decode(payload, UP)
@@ -235,7 +235,7 @@ def test_a_large_message_is_read_beside_the_others() -> None:
                 assert await session.receive() == WELCOME
 
     trio.run(main, instruments=[steps])
-    assert seen == [2500]
+    assert seen == [900]
     assert steps.longest_s < alone_s / 3
 
 
