@@ -283,6 +283,12 @@ def _size(line: bytes) -> int:
     return size
 
 
+def is_one_event(data: bytes) -> bool:
+    """Whether this is one whole chunk of a size that was seen before, which ends as an event does."""
+    end = data.find(b"\r\n", 0, 10)
+    return end > 0 and end + 4 + _sizes.get(data[:end], -4 - end) == len(data) and data.endswith(b"\n\n\r\n")
+
+
 class ChunkWalker:
     """Finds the end of a chunked body that is passed on as it is."""
 
@@ -316,12 +322,6 @@ class ChunkWalker:
             self._check_line_end(data, size, at)
             self._left = at - size
             return -1
-        if not at and not self._part and self._trailer_bytes < 0:
-            # One whole chunk with an event, as a stream's pieces are when they come one by one.
-            end = data.find(b"\r\n", 0, 10)
-            if end > 0 and end + 4 + _sizes.get(data[:end], -4 - end) == size and data.endswith(b"\n\n\r\n"):
-                self.boundary = size
-                return -1
         if at:
             if at < 4 or data[at - 4 : at] != b"\n\n\r\n":
                 self._check_line_end(data, size, at)

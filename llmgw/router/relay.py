@@ -10,7 +10,7 @@ from collections.abc import Callable
 
 import trio
 
-from llmgw.router.http1 import ChunkWalker
+from llmgw.router.http1 import ChunkWalker, is_one_event
 from llmgw.router.sockets import READ_BYTES, Peer, Ticker, Watch
 from llmgw.router.usage import TAIL_BYTES
 from llmgw.router.usage_filter import UsageFilter
@@ -24,7 +24,7 @@ class Relay:
     connection. ``passed`` are its bytes so far, ``heard`` is when the last ones came."""
 
     __slots__ = (
-        "_failed", "_filter", "_peer", "_pieces", "_put", "_recv", "_task", "_ticker", "_walker", "_watch", "ended",
+        "_aligned", "_failed", "_filter", "_peer", "_pieces", "_put", "_recv", "_task", "_ticker", "_walker", "_watch", "ended",
         "exact", "heard", "over", "passed", "unsent",
     )  # fmt: skip
 
@@ -46,6 +46,7 @@ class Relay:
         self._pieces: list[bytes] = []
         self._task: trio.lowlevel.Task | None = None
         self._failed: Exception | None = None
+        self._aligned = False  # nothing of a chunk or of an event is held or still to come
         self.unsent: bytes | memoryview = b""
         self.ended = self.exact = self.over = False
         self.passed = 0
@@ -76,8 +77,10 @@ class Relay:
             self._pieces.append(data)
             if len(self._pieces) > _PIECES_MOST:
                 self._pieces = [self.tail]
+        self._aligned = walker.boundary == len(data) and not self.ended
         if self._filter is not None:
             data = self._filter.chunks(data, walker.boundary, events=walker.events, finished=self.ended)
+            self._aligned = self._aligned and self._filter.holds_nothing
         if head:
             data = head + data
         if data:
@@ -110,7 +113,15 @@ class Relay:
         try:
             if data:
                 self.heard = self._ticker.now
-                self.take(data)
+                if self._aligned and is_one_event(data) and (self._filter is None or data.find(b'"usage"') < 0):
+                    # As a stream's pieces are when they come one by one; nothing that is remembered changes by it.
+                    self.passed += len(data)
+                    self._pieces.append(data)
+                    if len(self._pieces) > _PIECES_MOST:
+                        self._pieces = [self.tail]
+                    self.unsent = self._put(data)
+                else:
+                    self.take(data)
                 if not (self.unsent or self.ended):
                     return
             else:
