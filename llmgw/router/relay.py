@@ -17,6 +17,9 @@ from llmgw.router.usage_filter import UsageFilter
 
 _PIECES_MOST = 16
 
+_room = memoryview(bytearray(READ_BYTES))
+"""What is read is read into this: pieces of streams are small, and one memory that is at hand is faster than many."""
+
 
 class Relay:
     """One body. After each :meth:`take` and :meth:`wait`: ``unsent`` has to be sent before anything else, ``ended``
@@ -24,7 +27,7 @@ class Relay:
     connection. ``passed`` are its bytes so far, ``heard`` is when the last ones came."""
 
     __slots__ = (
-        "_aligned", "_failed", "_filter", "_peer", "_pieces", "_put", "_recv", "_task", "_ticker", "_walker", "_watch", "ended",
+        "_aligned", "_failed", "_filter", "_peer", "_pieces", "_put", "_recv_into", "_task", "_ticker", "_walker", "_watch", "ended",
         "exact", "heard", "over", "passed", "unsent",
     )  # fmt: skip
 
@@ -37,7 +40,7 @@ class Relay:
         events_filter: UsageFilter | None,
     ) -> None:
         self._peer = peer
-        self._recv = peer.sock.recv
+        self._recv_into = peer.sock.recv_into
         self._put = put
         self._watch = watch
         self._ticker = ticker
@@ -105,7 +108,7 @@ class Relay:
     def _ready(self) -> None:
         """There is something to read. Nothing is raised here: it would end the watch that all connections share."""
         try:
-            data = self._recv(READ_BYTES)
+            data = _room[: self._recv_into(_room)].tobytes()
         except BlockingIOError:
             return
         except OSError:
