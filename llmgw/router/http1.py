@@ -152,7 +152,7 @@ def _request(head: bytes) -> RequestHead:
                 length = int(value)
             case b"transfer-encoding":
                 if value.lower() != b"chunked" or minor == 0:
-                    raise BadMessage(501, "the only Transfer-Encoding here is chunked, with HTTP/1.1")
+                    raise BadMessage(400, "the only Transfer-Encoding here is chunked, with HTTP/1.1")
                 chunked = True
             case b"host":
                 if not _HOST.fullmatch(value):
@@ -254,7 +254,7 @@ _REASONS = {
     404: b"Not Found", 405: b"Method Not Allowed", 408: b"Request Timeout", 411: b"Length Required",
     413: b"Content Too Large", 415: b"Unsupported Media Type", 417: b"Expectation Failed",
     422: b"Unprocessable Content", 429: b"Too Many Requests",
-    431: b"Request Header Fields Too Large", 500: b"Internal Server Error", 501: b"Not Implemented",
+    431: b"Request Header Fields Too Large", 500: b"Internal Server Error",
     502: b"Bad Gateway", 503: b"Service Unavailable", 504: b"Gateway Timeout",
 }  # fmt: skip
 
