@@ -437,6 +437,59 @@ async def test_a_stream_cut_short_ends_as_an_error_and_not_as_complete() -> None
         assert it.metric('llmgw_router_broken_total{endpoint="e0",model="m"} 1.0')
 
 
+WHOLE_EVENTS = e.EVENTS + e.event(b'{"n":1}') + e.event(b'{"n":2}') + e.event(b"[DONE]") + b"0\r\n\r\n"
+
+
+@pytest.mark.parametrize("answer", [WHOLE_EVENTS, e.whole()], ids=["stream", "sized"])
+async def test_an_engine_killed_at_any_byte_of_its_answer(answer: bytes) -> None:
+    """Before a byte of the body: another one answers. After it: what came, never looking complete."""
+    body_at = answer.index(b"\r\n\r\n") + 4
+
+    async def script(visit: e.Visit) -> None:
+        _, body = await visit.request()
+        name = json.loads(body)["model"]
+        if name in died:
+            await visit.send(e.whole(b"of the other one"))
+        died.add(name)
+        await visit.send(answer[: int(name)])
+
+    died: set[str] = set()
+    async with router(script, script) as it:
+        ports = [engine.port for engine in it.engines]
+        names = [str(cut) for cut in range(len(answer))]
+        # A model for each, since engines that fail are left alone and only so many requests are tried again.
+        it.server.use(
+            Table(
+                2,
+                tuple(
+                    Route(n, tuple(Endpoint(f"{n}-{at}", "127.0.0.1", port) for at, port in enumerate(ports)))
+                    for n in names
+                ),
+            )
+        )
+        for name in names:
+            cut = int(name)
+            async with it.client() as client:
+                await client.post(json.dumps({"model": name, "stream": answer is WHOLE_EVENTS}).encode())
+                if cut <= body_at:
+                    assert (await client.answer())[::2] == (200, b"of the other one"), answer[:cut]
+                    continue
+                status, fields = await client.head()
+                got = await client.rest()
+                sent = answer[body_at:cut]
+                assert status == 200
+                if answer is not WHOLE_EVENTS:
+                    assert (got, int(fields[b"content-length"])) == (sent, len(answer) - body_at)
+                    continue
+                assert got.startswith(sent), answer[:cut]
+                assert not got.endswith(b"0\r\n\r\n"), answer[:cut]
+                said = got[len(sent) :]
+                ends_a_chunk = sent.endswith(b"\n\n\r\n")
+                assert (b"upstream_error" in said) == ends_a_chunk, (sent, said)
+                assert b"[DONE]" not in said
+        await it.quiet()
+
+
 async def test_an_engine_s_own_error_before_its_done_is_no_success() -> None:
     async def crashes_as_vllm_does(visit: e.Visit) -> None:
         while True:
