@@ -27,8 +27,8 @@ class Relay:
     connection. ``passed`` are its bytes so far, ``heard`` is when the last ones came."""
 
     __slots__ = (
-        "_aligned", "_failed", "_filter", "_peer", "_pieces", "_put", "_recv_into", "_task", "_ticker", "_walker", "_watch",
-        "ended", "exact", "heard", "over", "passed", "unsent",
+        "_aligned", "_failed", "_filter", "_peer", "_pieces", "_put", "_recv_into", "_task", "_ticker", "_walker",
+        "_watch", "ended", "exact", "heard", "over", "passed", "unsent",
     )  # fmt: skip
 
     def __init__(
