@@ -210,7 +210,12 @@ async def test_tenants_share_nothing_of_an_engine_s_cache() -> None:
                 assert (await client.answer())[0] == 200
             chat, embeddings = (json.loads(body) for _, body in it.engines[0].requests)
             assert chat == {"model": "m", "cache_salt": salt}
-            assert embeddings == {"model": "m", "cache_salt": "theirs"}
+            assert embeddings == {"model": "m"}
+            it.server.use(Table(3, (route,), it.server.directory.table.settings))
+            for body in (b'{"model":"m","cache_salt":"theirs"}', b'{"model":"m","c\\u0061che_s\\u0061lt" :"theirs"}'):
+                await client.post(body, b"/v1/chat/completions", AUTH)
+                assert (await client.answer())[0] == 200
+                assert json.loads(it.engines[0].requests[-1][1]) == {"model": "m"}, "an engine of whatever kind"
 
 
 # Every way out.
