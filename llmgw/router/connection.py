@@ -17,12 +17,13 @@ from llmgw.router import errors
 from llmgw.router.body import asked_in_json
 from llmgw.router.choose import conversation
 from llmgw.router.errors import ApiError, Dialect
-from llmgw.router.exchange import Exchange, Shared
+from llmgw.router.exchange import Exchange
 from llmgw.router.form import asked_in_form, renamed
 from llmgw.router.http1 import MAX_HEAD_BYTES, BadMessage, ChunkDecoder, RequestHead, parse_request
 from llmgw.router.keys import Holder
 from llmgw.router.requests import Kind, Target, target_of
 from llmgw.router.rewrite import SALTED, rewritten, says_salt
+from llmgw.router.shared import Shared
 from llmgw.router.sockets import Peer
 from llmgw.router.table import Route
 from llmgw.router.telling import Told

@@ -16,11 +16,11 @@ from llmgw.errors import OperatorError
 from llmgw.router.balance import PAUSE_S, Balance
 from llmgw.router.connection import Connection
 from llmgw.router.counts import Counts
-from llmgw.router.exchange import Shared
 from llmgw.router.front import Front
 from llmgw.router.gate import Gate
 from llmgw.router.metrics import RouterMetrics
 from llmgw.router.pool import Directory
+from llmgw.router.shared import Shared
 from llmgw.router.sockets import UNSENT_BYTES, Peer, Ticker, Watch
 from llmgw.router.table import Table
 from llmgw.router.tls import HANDSHAKE_S, Identity, TlsPeer
