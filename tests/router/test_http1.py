@@ -182,8 +182,12 @@ def test_sizes_that_int_would_take(size: bytes) -> None:
 
 
 @pytest.mark.parametrize(
-    "wire", [b"3\nabc\n0\n\n", b"0\r\na: b\n\r\n\r\n", b"0\r\na\r\n\r\n", b"0\r\na: b\r\n c\r\n\r\n"]
-)
+    "wire",
+    [
+        b"3\nabc\n0\n\n", b"0\r\na: b\n\r\n\r\n", b"0\r\na\r\n\r\n", b"0\r\na: b\r\n c\r\n\r\n", b"1" * 300,
+        b"0\r\n" + b"a: b\r\n" * 3000,
+    ],
+)  # fmt: skip
 def test_lines_of_a_body_that_others_may_read_otherwise(wire: bytes) -> None:
     with pytest.raises(BadMessage):
         ChunkDecoder().feed(wire)
@@ -191,10 +195,13 @@ def test_lines_of_a_body_that_others_may_read_otherwise(wire: bytes) -> None:
 
 def test_a_chunk_longer_than_its_size_is_refused_wherever_it_is_cut() -> None:
     wire = b"3\r\nabcXY\r\n0\r\n\r\n"
-    for at in range(len(wire)):
-        walker = ChunkWalker()
+    for at, kind in itertools.product(range(len(wire)), (ChunkWalker, ChunkDecoder)):
+        reader = kind()
         with pytest.raises(BadMessage):
-            [walker.feed(piece) for piece in (wire[:at], wire[at:])]
+            [reader.feed(piece) for piece in (wire[:at], wire[at:])]
+    for kind in (ChunkWalker, ChunkDecoder):
+        with pytest.raises(BadMessage):
+            kind().feed(b"0\r\n" + b"a: b\r\n" * 3000)
 
 
 @given(st.binary(max_size=200), st.lists(st.integers(0, 200), max_size=5))
