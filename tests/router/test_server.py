@@ -339,6 +339,8 @@ async def test_chunked_requests_expectations_and_old_clients() -> None:
         assert (await client.answer())[0] == 200
         assert it.engines[0].requests[0][1] == b'{"model":"m"}'
         assert b"content-length: 13" in it.engines[0].requests[0][0]
+        await client.post(b'{"model":"m"}', fields=b"expect: 100-continue\r\n")
+        assert (await client.answer())[0] == 200, "what is there is not asked for"
         async with it.client() as old:
             await old.send(b'POST /v1/completions HTTP/1.0\r\ncontent-length: 13\r\n\r\n{"model":"m"}')
             status, fields, _ = await old.answer()
@@ -401,7 +403,23 @@ async def sends_no_chunks(visit: e.Visit) -> None:
     await visit.send(e.EVENTS + b"zz\r\n")
 
 
-@pytest.mark.parametrize("dies", [e.dies_at_once, e.dies_after_its_head, sends_no_chunks])
+async def speaks_no_http(visit: e.Visit) -> None:
+    """Another protocol."""
+    await visit.request()
+    await visit.send(b"+OK ready\r\n\r\n")
+    await visit.gone()
+
+
+async def never_ends_its_head(visit: e.Visit) -> None:
+    """A head without an end."""
+    await visit.request()
+    await visit.send(b"HTTP/1.1 200 OK\r\n" + b"x: y\r\n" * 10_000)
+    await visit.gone()
+
+
+@pytest.mark.parametrize(
+    "dies", [e.dies_at_once, e.dies_after_its_head, sends_no_chunks, speaks_no_http, never_ends_its_head]
+)
 @pytest.mark.parametrize("stream", [True, False])
 async def test_an_engine_that_dies_before_its_first_byte_of_body_is_replaced(dies: Script, stream: bool) -> None:
     async with router(dies, e.answers) as it:
@@ -628,16 +646,25 @@ async def test_a_kept_connection_that_was_closed_meanwhile_costs_nothing() -> No
         assert not it.metric("llmgw_router_retries_total{")
 
 
-async def test_answers_with_something_behind_them_do_not_poison_the_connection() -> None:
+@pytest.mark.parametrize("first", [e.whole(b"{}"), e.whole(b"{}")[:-1], e.EVENTS + b"2\r\n{}\r\n0\r\n\r\n"])
+async def test_answers_with_something_behind_them_do_not_poison_the_connection(first: bytes) -> None:
+    begun = first.endswith(b"{")
+
     async def generous(visit: e.Visit) -> None:
         await visit.request()
-        await visit.send(e.whole(b"{}") + b"HTTP/1.1 500 evil\r\n\r\n")
+        if begun:
+            await visit.send(first)
+            await trio.testing.wait_all_tasks_blocked(0.01)
+        await visit.send((b"}" if begun else first) + b"HTTP/1.1 500 evil\r\n\r\n")
         await visit.gone()
 
     async with router(generous) as it, it.client() as client:
         for _ in range(3):
             await client.post()
-            assert (await client.answer())[::2] == (200, b"{}")
+            assert (await client.head())[0] == 200
+            while not client.buffer.endswith((b"{}", b"0\r\n\r\n")):
+                client.buffer += await client.stream.receive_some()
+            client.buffer = b""
         assert it.engines[0].connections == 3
 
 
@@ -845,9 +872,10 @@ async def test_an_engine_without_room_is_passed_over_and_its_own_word_passed_on_
             await visit.send(b"HTTP/1.1 503 Service Unavailable\r\ncontent-length: 4\r\n\r\nfull")
 
     async with router(full, e.answers) as it, it.client() as client:
-        for _ in range(6):
-            await client.post()
+        for n in range(6):
+            await client.post(json.dumps({"model": "m", "prompt": str(n)}).encode())
             assert (await client.answer())[0] == 200
+        assert it.engines[0].requests, "it was tried"
         route = it.server.directory.table.routes[0]
         it.server.use(Table(2, (evolve(route, endpoints=route.endpoints[:1]),)))
         await client.post()
