@@ -508,6 +508,46 @@ async def test_an_engine_killed_at_any_byte_of_its_answer(answer: bytes) -> None
         await it.quiet()
 
 
+REQUESTS = {
+    "sized": b'POST /v1/completions HTTP/1.1\r\nhost: g\r\ncontent-length: 13\r\n\r\n{"model":"m"}',
+    "chunked": b"POST /v1/completions HTTP/1.1\r\nhost: g\r\ntransfer-encoding: chunked\r\n\r\n"
+    b'6;x=y\r\n{"mode\r\n7\r\nl":"m"}\r\n0\r\na: b\r\n\r\n',
+}
+
+
+@pytest.mark.parametrize("request_", REQUESTS.values(), ids=REQUESTS)
+async def test_a_request_cut_at_any_byte(request_: bytes) -> None:
+    async with router(e.answers) as it, it.client() as client:
+        for cut in range(1, len(request_)):
+            await client.send(request_[:cut])
+            await trio.testing.wait_all_tasks_blocked()
+            await client.send(request_[cut:])
+            assert (await client.answer())[0] == 200, request_[:cut]
+        assert {body for _, body in it.engines[0].requests} == {b'{"model":"m"}'}
+
+
+@pytest.mark.parametrize("answer", [WHOLE_EVENTS, e.whole()], ids=["stream", "sized"])
+async def test_an_answer_cut_at_any_byte(answer: bytes) -> None:
+    body = answer.partition(b"\r\n\r\n")[2]
+
+    async def script(visit: e.Visit) -> None:
+        for cut in range(1, len(answer)):
+            await visit.request()
+            await visit.send(answer[:cut])
+            await trio.testing.wait_all_tasks_blocked()
+            await visit.send(answer[cut:])
+
+    async with router(script) as it, it.client() as client:
+        for cut in range(1, len(answer)):
+            await client.post()
+            assert (await client.head())[0] == 200
+            while len(client.buffer) < len(body):
+                client.buffer += await client.stream.receive_some()
+            assert client.buffer == body, answer[:cut]
+            client.buffer = b""
+        assert it.engines[0].connections == 1
+
+
 async def test_an_engine_s_own_error_before_its_done_is_no_success() -> None:
     async def crashes_as_vllm_does(visit: e.Visit) -> None:
         while True:
