@@ -395,6 +395,11 @@ async def test_a_chunked_answer_is_taken_apart_for_an_old_client() -> None:
         _, fields = await old.head()
         assert b"transfer-encoding" not in fields
         assert await old.rest() == b"data: 1\n\n"
+    async with router(e.dies_in_the_stream) as it, it.client() as old:
+        await old.send(b'POST /v1/completions HTTP/1.0\r\ncontent-length: 13\r\n\r\n{"model":"m"}')
+        await old.head()
+        await old.rest()
+        assert it.metric('llmgw_router_broken_total{endpoint="e0",model="m"} 1.0'), "it cannot be told, and is counted"
 
 
 async def sends_no_chunks(visit: e.Visit) -> None:
@@ -663,8 +668,16 @@ async def test_an_engine_that_takes_requests_and_answers_none_gets_no_more(
         assert len(late) == asked
 
 
-async def test_a_stream_that_stands_still_is_cut() -> None:
-    async with router(e.begins_a_stream, idle_timeout_s=0.3) as it, it.client() as client:
+async def begins_a_body_without_a_length(visit: e.Visit) -> None:
+    """One event, and then silence."""
+    await visit.request()
+    await visit.send(e.EVENTS.replace(b"transfer-encoding: chunked\r\n", b"") + b"data: 1\n\n")
+    await visit.gone()
+
+
+@pytest.mark.parametrize("script", [e.begins_a_stream, begins_a_body_without_a_length])
+async def test_a_stream_that_stands_still_is_cut(script: Script) -> None:
+    async with router(script, idle_timeout_s=0.3) as it, it.client() as client:
         await client.post()
         await client.head()
         rest = await client.rest()
