@@ -296,6 +296,20 @@ async def test_requests_and_answers_may_be_cut_at_every_byte() -> None:
         assert (row.prompt, row.estimated) == (7 * row.requests, 0)
 
 
+async def test_a_client_that_knows_no_chunks_sees_nothing_of_the_usage_either() -> None:
+    async def script(visit: Visit) -> None:
+        await visit.request()
+        await visit.send(e.EVENTS + e.event(WORD) + e.event(USAGE) + e.event(b"[DONE]") + b"0\r\n\r\n")
+
+    async with closed(script) as it, it.client() as client:
+        await client.send(
+            b"POST /v1/completions HTTP/1.0\r\n%bcontent-length: %d\r\n\r\n%b" % (AUTH, len(STREAM), STREAM)
+        )
+        assert (await client.head())[0] == 200
+        assert await client.rest() == b"data: %b\n\ndata: [DONE]\n\n" % WORD
+        assert used(it).prompt == 7
+
+
 async def test_an_engine_that_refuses_used_nothing() -> None:
     async with closed(says_no) as it, it.client() as client:
         await client.post(PLAIN, fields=AUTH)
