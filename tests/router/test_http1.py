@@ -184,7 +184,7 @@ def test_sizes_that_int_would_take(size: bytes) -> None:
 @pytest.mark.parametrize(
     "wire",
     [
-        b"3\nabc\n0\n\n", b"0\r\na: b\n\r\n\r\n", b"0\r\na\r\n\r\n", b"0\r\na: b\r\n c\r\n\r\n", b"1" * 300,
+        b"3\nabc\n0\n\n", b"3\r\nabcXY0\r\n\r\n", b"0\r\na: b\n\r\n\r\n", b"0\r\na\r\n\r\n", b"0\r\na: b\r\n c\r\n\r\n", b"1" * 300,
         b"0\r\n" + b"a: b\r\n" * 3000,
     ],
 )  # fmt: skip

@@ -130,9 +130,26 @@ def chunk(content: bytes) -> bytes:
 async def test_pieces_that_look_alike_are_passed_on_right_wherever_they_are_cut() -> None:
     usage = b'data: {"choices":[],"usage":{"prompt_tokens":1,"completion_tokens":2}}\n\n'
     event, half, other = b'data: {"n":1}\n\n', b'data: {"n"', b":2}\n\n"
-    chunks = [event, event, half, other, event, usage, event, usage[:30], usage[30:], event, other, b"data: [DONE]\n\n"]
+    nested = b"data: x" + chunk(event) + b"y\n\n"  # a part of it looks like a whole chunk
+    chunks = [
+        event,
+        event,
+        nested,
+        half,
+        other,
+        event,
+        usage,
+        event,
+        usage[:30],
+        usage[30:],
+        event,
+        other,
+        b"data: [DONE]\n\n",
+    ]
     wire = b"".join(map(chunk, chunks)) + b"0\r\n\r\n"
     ends = [sum(len(chunk(c)) for c in chunks[: n + 1]) for n in range(len(chunks))]
+    inner = wire.index(chunk(event) + b"y")
+    ends += [inner, inner + len(chunk(event))]
     whole = b"".join(chunks)
     async with watching() as watch:
         for events_filter, expected in ((lambda: None, whole), (UsageFilter, whole.replace(usage, b""))):
