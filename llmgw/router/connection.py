@@ -25,6 +25,7 @@ from llmgw.router.requests import Kind, Target, target_of
 from llmgw.router.rewrite import SALTED, rewritten, says_salt
 from llmgw.router.shared import Shared
 from llmgw.router.sockets import Peer
+from llmgw.router.steps import Steps, own_task
 from llmgw.router.table import Route
 from llmgw.router.telling import Told
 from llmgw.settings.catalog import Balance
@@ -57,6 +58,7 @@ class Connection:
         self._shared = shared
         self._scope = scope
         self.deadline: float | None = None
+        self.steps: Steps | None = None
         self.idle = True
         self.exchange: Exchange | None = None
         self.holder: Holder | None = None
@@ -93,6 +95,7 @@ class Connection:
             try:
                 rest = await self._request(rest)
                 if rest:
+                    await own_task()
                     await trio.lowlevel.checkpoint()  # whoever sends many at once does not keep the others waiting
             except BadMessage as bad:
                 await self._refuse(errors.of_message(bad), self.request_id or self._shared.ids())
@@ -274,7 +277,7 @@ class Connection:
                 status = 503 if reason else 200
                 content, content_type = f"{reason or 'ready'}\n".encode(), b"text/plain; charset=utf-8"
             case Kind.METRICS:
-                content, content_type = await self._shared.front.scrape(), b"text/plain; version=0.0.4; charset=utf-8"
+                content, content_type = await self._scrape(), b"text/plain; version=0.0.4; charset=utf-8"
             case Kind.OPTIONS:
                 await self._options(target, head, request_id)
                 return
@@ -292,6 +295,10 @@ class Connection:
             self._connection_line(head),
         )
         await self._send(head_bytes if head.method == b"HEAD" else head_bytes + content)
+
+    async def _scrape(self) -> bytes:
+        await own_task()
+        return await self._shared.front.scrape()
 
     async def _options(self, target: Target, head: RequestHead, request_id: bytes) -> None:
         """What is possible here, and for a browser what a page of its origin may do."""
@@ -324,6 +331,7 @@ class Connection:
             asked = asked_in_json(body, directory.table.settings.media_hosts)
         else:
             hosts = directory.table.settings.media_hosts
+            await own_task()
             asked = await trio.to_thread.run_sync(asked_in_json, body, hosts, limiter=self._shared.readers)
         served = directory.find(asked.model)
         model = asked.model if served is None else served.route.model
@@ -339,11 +347,13 @@ class Connection:
         with self._shared.gate.admit(holder, target.path, model, body, asked) as ticket:
             directory.asked[model] += 1
             if not directory.open(served):
+                await own_task()
                 served = await directory.turn(served, _tenant(holder))
             self.holder = holder
             lines = self._connection_line(head) + self._cors + ticket.lines
             self.exchange = Exchange(
                 self._shared,
+                self.steps,
                 self._client.put,
                 self._send,
                 head,
@@ -369,6 +379,8 @@ class Connection:
                 if salted or model != asked.model or says_salt(body):
                     made = partial(rewritten, body, None if model == asked.model else model, salt or None)
                     large = len(body) > _LARGE_BYTES
+                    if large:
+                        await own_task()
                     body = await trio.to_thread.run_sync(made, limiter=self._shared.readers) if large else made()
             return await self.exchange.run(served, body, tokens, key)
 

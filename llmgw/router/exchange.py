@@ -27,6 +27,7 @@ from llmgw.router.passage import Cut, Passage
 from llmgw.router.pool import Engine, Served, Timeouts
 from llmgw.router.shared import Shared
 from llmgw.router.sockets import Peer
+from llmgw.router.steps import Steps, own_task
 from llmgw.router.usage import TAIL_BYTES, own_error, usage_of
 from llmgw.router.usage_filter import UsageFilter
 from llmgw.telemetry.logging import logger
@@ -79,6 +80,7 @@ class Exchange:
     def __init__(
         self,
         shared: Shared,
+        steps: Steps | None,
         put: Callable[[bytes], bytes | memoryview],
         send: Callable[[bytes | memoryview], Awaitable[None]],
         head: RequestHead,
@@ -92,6 +94,7 @@ class Exchange:
         self._filter = events_filter
         self._dialect = dialect
         self._shared = shared
+        self._steps = steps
         self._ticker = shared.ticker
         self._put = put
         self._send = send
@@ -188,14 +191,17 @@ class Exchange:
             peer = engine.take_idle(self._ticker.now)
             reused = peer is not None
             if peer is None:
+                await own_task()
                 try:
                     peer = await engine.connect(timeouts.connect_s)
+                    self._shared.watch.watch(peer)
                 except OSError as failed:
                     # That no file is left to open is no fault of the engine's.
                     ours = failed.errno in (errno.EMFILE, errno.ENFILE)
                     raise EngineFailed(f"cannot be reached ({failed.strerror or failed})", busy=ours) from failed
             keep = False
             self._upstream, self._gave_up = peer, ""
+            peer.steps = self._steps
             try:
                 self._wait(timeouts.first_byte_s)
                 try:
@@ -220,6 +226,7 @@ class Exchange:
                 return False
             finally:
                 self._upstream, self._deadline = None, None
+                peer.steps = None
                 if keep:
                     engine.give_back(peer, self._ticker.now)
                 else:

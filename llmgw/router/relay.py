@@ -12,6 +12,7 @@ import trio
 
 from llmgw.router.http1 import ChunkWalker, is_one_event
 from llmgw.router.sockets import READ_BYTES, Peer, Ticker, Watch
+from llmgw.router.steps import own_task
 from llmgw.router.usage import TAIL_BYTES
 from llmgw.router.usage_filter import UsageFilter
 
@@ -92,6 +93,8 @@ class Relay:
 
     async def wait(self) -> None:
         """Pass on what comes until there is something else to do. Raises what :meth:`take` does."""
+        if self._peer.steps is not None:
+            await own_task()
         self._task = trio.lowlevel.current_task()
         self._watch.relay(self._peer.sock, self._ready)
         try:

@@ -7,6 +7,7 @@ import json
 import os
 import resource
 import shutil
+import socket
 import ssl
 import struct
 import termios
@@ -452,6 +453,22 @@ async def test_an_engine_is_let_go_in_no_time_when_its_client_is_gone(
                 await client.head()
         with trio.fail_after(0.1):
             await it.engines[0].left.wait()
+
+
+async def test_a_client_that_is_gone_before_anybody_read_its_request(autojump_clock: trio.testing.MockClock) -> None:
+    """Its request and its end are one event."""
+    autojump_clock.autojump_threshold = 0.5
+    async with front(e.says_nothing) as it:
+        with socket.create_connection(("127.0.0.1", it.port)) as client:
+            while not it.server._connections:
+                await trio.lowlevel.checkpoint()
+            await trio.testing.wait_all_tasks_blocked()
+            client.sendall(b'POST /v1/completions HTTP/1.1\r\nhost: g\r\ncontent-length: 13\r\n\r\n{"model":"m"}')
+        with trio.fail_after(0.1):
+            await trio.testing.wait_all_tasks_blocked()
+            assert not it.server._connections
+            if it.engines[0].requests:
+                await it.engines[0].left.wait()
 
 
 async def test_clients_wait_while_no_file_is_left_and_then_are_served(tmp_path: Path) -> None:
