@@ -64,12 +64,10 @@ class Steps:
                 del given, thrown  # an exception in them has this frame
             if trap is _ARRIVAL:
                 self.waits = True
-                try:
-                    await trio.lowlevel.wait_task_rescheduled(self._cancelled)
-                except BaseException as raised:  # noqa: BLE001 - it is the coroutine's to raise again
-                    error = raised
-                finally:
-                    self.waits = False
+                woken = await outcome.acapture(trio.lowlevel.wait_task_rescheduled, self._cancelled)
+                self.waits = False
+                error = woken.error if isinstance(woken, outcome.Error) else None  # the coroutine's to raise again
+                del woken
                 if self._finished:
                     self._end()
                     return
@@ -100,7 +98,7 @@ class Steps:
             trap = self._coro.send(None)
         except StopIteration:
             self._finished = True
-        except BaseException as raised:  # noqa: BLE001 - its task raises it
+        except Exception as raised:  # noqa: BLE001 - its task raises it
             self._finished, self._error = True, raised
         else:
             if trap is _ARRIVAL and self._raise_cancel is None:
