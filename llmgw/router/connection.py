@@ -1,7 +1,8 @@
 """One client's connection: requests come in, go to an engine, and its answer goes back as it arrives.
 
 One task and one cancel scope a connection. No nursery, scope or time-out a request or chunk: deadlines are plain
-attributes that the server's sweeper looks at.
+attributes that the server's sweeper looks at. Bytes are waited for outside of Trio, see :mod:`llmgw.router.steps`, so
+whatever awaits something of Trio's goes to its own task first.
 """
 
 from __future__ import annotations
