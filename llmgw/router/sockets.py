@@ -29,7 +29,7 @@ class Peer:
     leaves while nobody reads, and ``ended`` says that it has.
     """
 
-    __slots__ = ("_address", "_ready", "_recv", "_send", "_waits", "ended", "gone", "sock", "steps", "watch")
+    __slots__ = ("_address", "_much", "_ready", "_recv", "_send", "_waits", "ended", "gone", "sock", "steps", "watch")
 
     def __init__(self, sock: socket.socket) -> None:
         sock.setblocking(False)
@@ -40,7 +40,7 @@ class Peer:
         self._address: str | None = None
         self._recv = sock.recv
         self._send = sock.send
-        self._ready = self._waits = False
+        self._much = self._ready = self._waits = False
         self.ended = False
         self.watch: Watch | None = None
         self.gone: Callable[[], None] | None = None
@@ -73,12 +73,16 @@ class Peer:
                     await arrival()
                 finally:
                     self._waits = False
+            elif self._much:
+                await own_task()
+                await trio.lowlevel.checkpoint()  # whoever sends faster than this reads keeps nobody waiting
             try:
                 data = self._recv(READ_BYTES)
             except BlockingIOError:
                 self._ready = False
                 continue
-            if len(data) < READ_BYTES and not self.ended:
+            self._much = len(data) == READ_BYTES
+            if not (self._much or self.ended):
                 self._ready = False  # what comes after this is told again
             return data
 

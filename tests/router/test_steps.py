@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import select
+import socket
+
 import pytest
 import trio
 import trio.testing
 
+from llmgw.router.sockets import READ_BYTES, Peer
 from llmgw.router.steps import Steps, arrival, own_task
 
 
@@ -92,3 +96,23 @@ async def test_it_is_cancelled_as_its_task_is(stepping: bool, ends: bool) -> Non
             scope.cancel()
             steps.step()  # bytes that come in the same moment change nothing
     assert raised == ([] if stepping and ends else [1])
+
+
+async def test_whoever_sends_faster_than_it_is_read_keeps_nobody_waiting() -> None:
+    theirs, ours = socket.socketpair()
+    with theirs, ours:
+        peer = Peer(ours)
+        read: list[int] = []
+
+        async def work() -> None:
+            while sum(read) < 2 * READ_BYTES + 1:
+                read.append(len(await peer.receive()))
+
+        peer.steps = Steps(work())
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(peer.steps.run)
+            await trio.testing.wait_all_tasks_blocked()
+            theirs.sendall(bytes(2 * READ_BYTES + 1))
+            peer.told(select.EPOLLIN)
+            assert read == [READ_BYTES], "the rest of it only when others had their turn"
+        assert read == [READ_BYTES, READ_BYTES, 1]
