@@ -46,6 +46,9 @@ its way, closing would take the answer with it."""
 _LARGE_BYTES = 256 * 1024
 """What is larger is read in a thread: one that consists of tiny things takes longer than others may wait."""
 
+_CHUNKS_A_TURN = 500
+"""So many chunks of a body are taken apart before others have their turn: half a millisecond."""
+
 _ANSWER_TOKENS = 256
 """How many new tokens a request counts for that does not bound them."""
 
@@ -228,7 +231,7 @@ class Connection:
         if head.expects_continue and not buffer and (head.length or head.chunked):
             await self._send(b"HTTP/1.1 100 Continue\r\n\r\n")
         if head.chunked:
-            decoder, parts, size = ChunkDecoder(), [], 0
+            decoder, parts, size = ChunkDecoder(_CHUNKS_A_TURN), [], 0
             data = buffer
             while True:
                 part = decoder.feed(data)
@@ -238,7 +241,11 @@ class Connection:
                 parts.append(part)
                 if decoder.finished:
                     return b"".join(parts), decoder.rest
-                if not (data := await self._receive(self._shared.ticker.now + STALL_S)):
+                if decoder.behind:
+                    await own_task()
+                    await trio.lowlevel.checkpoint()
+                    data = b""
+                elif not (data := await self._receive(self._shared.ticker.now + STALL_S)):
                     raise BadMessage(400, "the request's body ended early")
         length = head.length or 0
         if len(buffer) >= length:

@@ -7,6 +7,7 @@ forwarded is built anew from the fields that were understood.
 from __future__ import annotations
 
 import re
+import sys
 from collections.abc import Iterator
 from functools import lru_cache
 
@@ -384,9 +385,15 @@ class ChunkWalker:
 
 
 class ChunkDecoder:
-    """Takes a chunked body apart, for where it cannot be passed on as it is. Holds no more than a line of it."""
+    """Takes a chunked body apart, for where it cannot be passed on as it is. Holds no more than a line of it.
 
-    def __init__(self) -> None:
+    ``most`` is how many chunks one :meth:`feed` takes apart. Where that was not all, ``behind`` says so, and what it
+    was fed is held; it goes on when it is fed again, with nothing if need be.
+    """
+
+    def __init__(self, most: int = sys.maxsize) -> None:
+        self._most = most
+        self.behind = False
         self._held = b""  # the beginning of a line, or of the end of a chunk
         self._left = 0  # bytes of the present chunk, and of the line end after it, that are still to come
         self._trailer_bytes = -1  # below zero until the last chunk was seen
@@ -401,7 +408,8 @@ class ChunkDecoder:
         if self._held:
             data, self._held = self._held + data, b""
         made: list[bytes] = []
-        at, size = 0, len(data)
+        at, size, chunks = 0, len(data), 0
+        self.behind = False
         while not self.finished:
             if self._left > 2:
                 end = min(size, at + self._left - 2)
@@ -439,6 +447,10 @@ class ChunkDecoder:
                 self._left = length + 2
             else:
                 self._trailer_bytes = 0
+            chunks += 1
+            if chunks >= self._most:
+                self.behind = at < size
+                break
         if self.finished:
             self.rest += data[at:]
         else:

@@ -174,6 +174,18 @@ def test_a_chunk_s_content_is_given_out_as_it_comes() -> None:
     assert (decoder.finished, decoder.rest) == (True, b"rest")
 
 
+def test_many_chunks_are_taken_apart_in_turns() -> None:
+    wire = b"1\r\nx\r\n" * 25 + b"0\r\n\r\nrest"
+    for most in (1, 10, 25, 26):
+        decoder = ChunkDecoder(most)
+        turns = [decoder.feed(wire)]
+        while decoder.behind:
+            turns.append(decoder.feed(b""))
+        assert b"".join(turns) == b"x" * 25
+        assert max(map(len, turns)) <= most
+        assert (decoder.finished, decoder.rest) == (True, b"rest")
+
+
 @pytest.mark.parametrize("size", [b"0x5", b"+5", b"5_0", b" 5", b"-1", b"", b"g", b"123456789", b"5;\x00"])
 def test_sizes_that_int_would_take(size: bytes) -> None:
     for reader in (ChunkWalker(), ChunkDecoder()):

@@ -157,6 +157,12 @@ async def test_whoever_sends_many_at_once_keeps_nobody_waiting() -> None:
         await many.send(asked * 1000 + asked.replace(b"host", b"connection: close\r\nhost"))
         assert (await many.rest()).count(b"200 OK") == 1001
         assert turns > 500, "between any two of them everybody else has a turn"
+        turns = 0
+        async with it.client() as tiny:
+            head = b"POST /v1/completions HTTP/1.1\r\nhost: gw\r\ntransfer-encoding: chunked\r\n\r\n"
+            await tiny.send(head + b"1\r\n \r\n" * 50_000 + b'd\r\n{"model":"m"}\r\n0\r\n\r\n')
+            assert (await tiny.answer())[0] == 200
+        assert turns > 90, "and while a body of tiny chunks is taken apart"
 
 
 async def test_a_body_of_many_things_keeps_nobody_waiting() -> None:
