@@ -20,6 +20,10 @@ from llmgw.router.media import refusal
 _ESCAPED_LETTERS = re.compile(rb"\\u00(?:[67]|5[fF])").search
 """Small letters and the underscore, which all the names in the APIs consist of."""
 
+_HALF_A_PAIR = re.compile(
+    rb"\\u[dD][89abAB]..(?!\\u[dD][c-fC-F])|(?<!\\u[dD][89abAB]..)\\u[dD][c-fC-F]", re.DOTALL
+).search
+
 _PARSED_DEPTH = 200
 """Deeper than any tool's schema, and far from what the parsers of engines give up at."""
 
@@ -97,7 +101,9 @@ def asked_in_json(body: bytes, media_hosts: Sequence[str] = ()) -> Asked:
     except RecursionError as wrong:
         raise _too_deep() from wrong
     except msgspec.DecodeError as wrong:
-        raise ApiError(400, f"The request's body is not valid JSON: {wrong}.", "invalid_json") from wrong
+        # The decoder looks for the other half behind the string, and calls that an early end.
+        said = "half of a surrogate pair stands alone" if _HALF_A_PAIR(body) else str(wrong)
+        raise ApiError(400, f"The request's body is not valid JSON: {said}.", "invalid_json") from wrong
     most = found.max_completion_tokens or found.max_tokens or 0
     answers, usage = ANSWER_TOKENS, False
     if isinstance(found, _Whole):

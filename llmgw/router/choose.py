@@ -18,6 +18,10 @@ ROOM_LEAST = 4
 """And always while it has fewer than so many: a share of almost nothing is no reason to lose a cache."""
 
 _MESSAGES_MOST = 64
+_LONG_BYTES = 256 * 1024
+_COMMAS_MOST = 200_000
+"""Each message costs a little even where only the first ones are looked at: 200,000 of them some 10 ms."""
+
 _START_BYTES = 4096
 """How much of each message tells conversations apart."""
 
@@ -143,7 +147,7 @@ def conversation(start: bytes, session: bytes = b"") -> int | None:
         return zlib.crc32(session) + (1 << 32)
     if not start:
         return None
-    if not start.startswith(b"["):
+    if not start.startswith(b"[") or (len(start) > _LONG_BYTES and start.count(b",") > _COMMAS_MOST):
         return zlib.crc32(start[:_START_BYTES])
     key = 0
     for message in _messages(start)[:_MESSAGES_MOST]:

@@ -1,7 +1,8 @@
 """One client's connection: requests come in, go to an engine, and its answer goes back as it arrives.
 
 One task and one cancel scope a connection. No nursery, scope or time-out a request or chunk: deadlines are plain
-attributes that the server's sweeper looks at.
+attributes that the server's sweeper looks at. Bytes are waited for outside of Trio, see :mod:`llmgw.router.steps`, so
+whatever awaits something of Trio's goes to its own task first.
 """
 
 from __future__ import annotations
@@ -17,13 +18,15 @@ from llmgw.router import errors
 from llmgw.router.body import asked_in_json
 from llmgw.router.choose import conversation
 from llmgw.router.errors import ApiError, Dialect
-from llmgw.router.exchange import Exchange, Shared
+from llmgw.router.exchange import Exchange
 from llmgw.router.form import asked_in_form, renamed
 from llmgw.router.http1 import MAX_HEAD_BYTES, BadMessage, ChunkDecoder, RequestHead, parse_request
 from llmgw.router.keys import Holder
 from llmgw.router.requests import Kind, Target, target_of
-from llmgw.router.rewrite import SALTED, rewritten
+from llmgw.router.rewrite import SALTED, rewritten, says_salt
+from llmgw.router.shared import Shared
 from llmgw.router.sockets import Peer
+from llmgw.router.steps import Steps, own_task
 from llmgw.router.table import Route
 from llmgw.router.telling import Told
 from llmgw.settings.catalog import Balance
@@ -43,6 +46,9 @@ its way, closing would take the answer with it."""
 _LARGE_BYTES = 256 * 1024
 """What is larger is read in a thread: one that consists of tiny things takes longer than others may wait."""
 
+_CHUNKS_A_TURN = 500
+"""So many chunks of a body are taken apart before others have their turn: half a millisecond."""
+
 _ANSWER_TOKENS = 256
 """How many new tokens a request counts for that does not bound them."""
 
@@ -56,6 +62,7 @@ class Connection:
         self._shared = shared
         self._scope = scope
         self.deadline: float | None = None
+        self.steps: Steps | None = None
         self.idle = True
         self.exchange: Exchange | None = None
         self.holder: Holder | None = None
@@ -92,6 +99,7 @@ class Connection:
             try:
                 rest = await self._request(rest)
                 if rest:
+                    await own_task()
                     await trio.lowlevel.checkpoint()  # whoever sends many at once does not keep the others waiting
             except BadMessage as bad:
                 await self._refuse(errors.of_message(bad), self.request_id or self._shared.ids())
@@ -223,7 +231,7 @@ class Connection:
         if head.expects_continue and not buffer and (head.length or head.chunked):
             await self._send(b"HTTP/1.1 100 Continue\r\n\r\n")
         if head.chunked:
-            decoder, parts, size = ChunkDecoder(), [], 0
+            decoder, parts, size = ChunkDecoder(_CHUNKS_A_TURN), [], 0
             data = buffer
             while True:
                 part = decoder.feed(data)
@@ -233,7 +241,11 @@ class Connection:
                 parts.append(part)
                 if decoder.finished:
                     return b"".join(parts), decoder.rest
-                if not (data := await self._receive(self._shared.ticker.now + STALL_S)):
+                if decoder.behind:
+                    await own_task()
+                    await trio.lowlevel.checkpoint()
+                    data = b""
+                elif not (data := await self._receive(self._shared.ticker.now + STALL_S)):
                     raise BadMessage(400, "the request's body ended early")
         length = head.length or 0
         if len(buffer) >= length:
@@ -273,7 +285,7 @@ class Connection:
                 status = 503 if reason else 200
                 content, content_type = f"{reason or 'ready'}\n".encode(), b"text/plain; charset=utf-8"
             case Kind.METRICS:
-                content, content_type = await self._shared.front.scrape(), b"text/plain; version=0.0.4; charset=utf-8"
+                content, content_type = await self._scrape(), b"text/plain; version=0.0.4; charset=utf-8"
             case Kind.OPTIONS:
                 await self._options(target, head, request_id)
                 return
@@ -291,6 +303,10 @@ class Connection:
             self._connection_line(head),
         )
         await self._send(head_bytes if head.method == b"HEAD" else head_bytes + content)
+
+    async def _scrape(self) -> bytes:
+        await own_task()
+        return await self._shared.front.scrape()
 
     async def _options(self, target: Target, head: RequestHead, request_id: bytes) -> None:
         """What is possible here, and for a browser what a page of its origin may do."""
@@ -323,6 +339,7 @@ class Connection:
             asked = asked_in_json(body, directory.table.settings.media_hosts)
         else:
             hosts = directory.table.settings.media_hosts
+            await own_task()
             asked = await trio.to_thread.run_sync(asked_in_json, body, hosts, limiter=self._shared.readers)
         served = directory.find(asked.model)
         model = asked.model if served is None else served.route.model
@@ -338,11 +355,13 @@ class Connection:
         with self._shared.gate.admit(holder, target.path, model, body, asked) as ticket:
             directory.asked[model] += 1
             if not directory.open(served):
+                await own_task()
                 served = await directory.turn(served, _tenant(holder))
             self.holder = holder
             lines = self._connection_line(head) + self._cors + ticket.lines
             self.exchange = Exchange(
                 self._shared,
+                self.steps,
                 self._client.put,
                 self._send,
                 head,
@@ -365,9 +384,11 @@ class Connection:
             else:
                 salted = served.salted and target.path in SALTED
                 salt = _tenant(holder) if salted else None
-                if salted or model != asked.model:
+                if salted or model != asked.model or says_salt(body):
                     made = partial(rewritten, body, None if model == asked.model else model, salt or None)
                     large = len(body) > _LARGE_BYTES
+                    if large:
+                        await own_task()
                     body = await trio.to_thread.run_sync(made, limiter=self._shared.readers) if large else made()
             return await self.exchange.run(served, body, tokens, key)
 

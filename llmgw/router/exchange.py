@@ -12,25 +12,22 @@ from collections.abc import Awaitable, Callable, Sequence
 from typing import NoReturn
 
 import trio
-from attrs import frozen
 
 from llmgw.router import errors
 from llmgw.router.choose import choose
 from llmgw.router.errors import ApiError, Dialect
-from llmgw.router.front import Front
-from llmgw.router.gate import Gate
 from llmgw.router.http1 import (
     MAX_HEAD_BYTES,
     BadMessage,
-    ChunkDecoder,
     RequestHead,
     ResponseHead,
     parse_response,
 )
-from llmgw.router.metrics import RouterMetrics
-from llmgw.router.pool import Directory, Engine, Served, Timeouts
-from llmgw.router.relay import Relay
-from llmgw.router.sockets import Peer, Ticker, Watch
+from llmgw.router.passage import Cut, Passage
+from llmgw.router.pool import Engine, Served, Timeouts
+from llmgw.router.shared import Shared
+from llmgw.router.sockets import Peer
+from llmgw.router.steps import Steps, own_task
 from llmgw.router.usage import TAIL_BYTES, own_error, usage_of
 from llmgw.router.usage_filter import UsageFilter
 from llmgw.telemetry.logging import logger
@@ -40,24 +37,6 @@ _RETRY_AFTER_S = 2
 _JOIN_BYTES = 64 * 1024
 
 _log = logger("router")
-
-
-@frozen
-class Shared:
-    """What every connection of a worker shares. ``clock`` is for durations, ``ticker`` for deadlines;
-    ``ids`` makes the id of a request that has none; ``readers`` are the threads that read large bodies."""
-
-    directory: Directory
-    metrics: RouterMetrics
-    gate: Gate
-    clock: Callable[[], float]
-    ticker: Ticker
-    ids: Callable[[], bytes]
-    ready: Callable[[], str]
-    draining: Callable[[], bool]
-    front: Front
-    watch: Watch
-    readers: trio.CapacityLimiter
 
 
 class EngineFailed(Exception):
@@ -95,12 +74,13 @@ class Exchange:
     _ends = math.inf
     _gave_up = ""
     _engines: Sequence[Engine] = ()
-    _relaying: Relay | None = None
+    _passage: Passage | None = None
     _timeouts: Timeouts
 
     def __init__(
         self,
         shared: Shared,
+        steps: Steps | None,
         put: Callable[[bytes], bytes | memoryview],
         send: Callable[[bytes | memoryview], Awaitable[None]],
         head: RequestHead,
@@ -114,6 +94,7 @@ class Exchange:
         self._filter = events_filter
         self._dialect = dialect
         self._shared = shared
+        self._steps = steps
         self._ticker = shared.ticker
         self._put = put
         self._send = send
@@ -125,7 +106,7 @@ class Exchange:
     @property
     def passed(self) -> int:
         """Bytes of the answer's body that were passed on."""
-        return self._passed if self._relaying is None else self._relaying.passed
+        return self._passed if self._passage is None else self._passage.passed
 
     @property
     def first_byte(self) -> float:
@@ -136,8 +117,8 @@ class Exchange:
         """Give an engine up that was silent for too long, or a request that took too long in all."""
         if self._upstream is None or self._gave_up:
             return
-        if self._relaying is not None:
-            self._deadline = self._relaying.heard + self._timeouts.idle_s
+        if self._passage is not None and (heard := self._passage.heard) is not None:
+            self._deadline = heard + self._timeouts.idle_s
         if now > self._ends:
             self._gave_up = f"took longer than {self._timeouts.total_s:g} s"
         elif self._deadline is not None and now > self._deadline:
@@ -210,14 +191,17 @@ class Exchange:
             peer = engine.take_idle(self._ticker.now)
             reused = peer is not None
             if peer is None:
+                await own_task()
                 try:
                     peer = await engine.connect(timeouts.connect_s)
+                    self._shared.watch.watch(peer)
                 except OSError as failed:
                     # That no file is left to open is no fault of the engine's.
                     ours = failed.errno in (errno.EMFILE, errno.ENFILE)
                     raise EngineFailed(f"cannot be reached ({failed.strerror or failed})", busy=ours) from failed
             keep = False
             self._upstream, self._gave_up = peer, ""
+            peer.steps = self._steps
             try:
                 self._wait(timeouts.first_byte_s)
                 try:
@@ -242,6 +226,7 @@ class Exchange:
                 return False
             finally:
                 self._upstream, self._deadline = None, None
+                peer.steps = None
                 if keep:
                     engine.give_back(peer, self._ticker.now)
                 else:
@@ -309,8 +294,11 @@ class Exchange:
                 self._passed, self.tail, keep = len(data), data[-TAIL_BYTES:], True
                 if left := self._put(response.start + self._lines() + data):
                     await self._send(left)
+            elif bodiless:
+                await self._send(response.start + self._lines())
+                keep = not data
             else:
-                keep = await self._relay(peer, response, data, engine, bodiless=bodiless)
+                keep = await self._pass_on(peer, response, data, engine)
             self.whole = not (response.event_stream and own_error(self.tail))
         finally:
             self.usage = usage_of(self.tail)
@@ -332,99 +320,33 @@ class Exchange:
         """What the router adds to the answer's head, and its end."""
         return b"x-request-id: %b\r\n%b\r\n" % (self._request_id, self._connection_line)
 
-    async def _relay(self, peer: Peer, response: ResponseHead, data: bytes, engine: Engine, *, bodiless: bool) -> bool:
+    async def _pass_on(self, peer: Peer, response: ResponseHead, data: bytes, engine: Engine) -> bool:
         """Head and body, as they come. Returns whether the body ended exactly where it said."""
-        more = self._lines()
-        if bodiless:
-            await self._send(response.start + more)
-            return not data
-        if response.chunked and self._head.minor == 1:
-            return await self._relay_chunked(peer, response, response.start + more, data, engine)
-        if response.length is not None:
-            return await self._relay_sized(peer, response, response.start + more, data, engine)
-        return await self._relay_rest(peer, response, more, data, engine)
+        lines, minor = self._lines(), self._head.minor
 
-    async def _relay_chunked(
-        self, peer: Peer, response: ResponseHead, head: bytes, data: bytes, engine: Engine
-    ) -> bool:
+        async def more() -> bytes:
+            if not (got := await self._more(peer)) and self._gave_up:
+                raise Cut(self._gave_up)
+            return got
+
         events = self._filter if response.event_stream else None
-        relay = Relay(peer, self._put, self._shared.watch, self._ticker, events)
-        self._relaying, self._patience_s = relay, self._timeouts.idle_s
-        why, between_chunks = "", False
+        passage = self._passage = Passage(self._put, self._send, more, events, chunks_out=minor == 1)
         try:
-            try:
-                relay.take(data, head)
-            except BadMessage as bad:  # then nothing of it was sent
-                self.status = 0
-                raise EngineFailed(bad.reason) from bad
-            while not relay.over:
-                if relay.unsent:
-                    unsent, relay.unsent = relay.unsent, b""
-                    await self._send(unsent)
-                if relay.ended:
-                    return relay.exact
-                await relay.wait()
-            why, between_chunks = self._gave_up or "ended the connection within its answer", relay.between_chunks
-        except BadMessage as bad:
-            why = bad.reason
+            if response.chunked and minor == 1:
+                self._patience_s = self._timeouts.idle_s
+                return await passage.chunked(peer, self._shared.watch, self._ticker, response.start + lines, data)
+            if response.length is not None:
+                return await passage.sized(response.length, response.start + lines, data)
+            await passage.rest(response, lines, data)
+        except BadMessage as bad:  # then nothing of it was sent
+            self.status = 0
+            raise EngineFailed(bad.reason) from bad
+        except Cut as cut:
+            self.tail = passage.tail
+            await self._break(engine, response, self._gave_up or cut.reason, between_chunks=passage.between_chunks)
         finally:
-            self._relaying = None
-            self.tail, self._passed = relay.tail, relay.passed
-        return await self._break(engine, response, why, between_chunks=between_chunks, sent=True)
-
-    async def _relay_sized(self, peer: Peer, response: ResponseHead, head: bytes, data: bytes, engine: Engine) -> bool:
-        assert response.length is not None
-        left = response.length
-        exact = len(data) <= left
-        data = data[:left]
-        send = head
-        while True:
-            left -= len(data)
-            self._passed += len(data)
-            self.tail = (self.tail + data)[-TAIL_BYTES:]
-            if unsent := self._put(send + data if send else data):
-                await self._send(unsent)
-            send = b""
-            if left == 0:
-                return exact
-            if not (data := await self._more(peer)):
-                why = self._gave_up or "ended the connection within its answer"
-                await self._break(engine, response, why, between_chunks=False, sent=True)
-            exact = exact and len(data) <= left
-            data = data[:left]
-
-    async def _relay_rest(self, peer: Peer, response: ResponseHead, more: bytes, data: bytes, engine: Engine) -> bool:
-        """A body that ends with the engine's connection, or a chunked one for a client that knows no chunks."""
-        chunks_out = self._head.minor == 1
-        decoder = ChunkDecoder() if response.chunked else None
-        events = self._filter if response.event_stream else None
-        framing = b"transfer-encoding: chunked\r\n" if chunks_out else b"connection: close\r\n"
-        send = response.start_unframed + framing + more.replace(b"connection: keep-alive\r\n", b"")
-        try:
-            while True:
-                part = data if decoder is None else decoder.feed(data)
-                self.tail = (self.tail + part)[-TAIL_BYTES:]
-                self._passed += len(part)
-                if events is not None:
-                    part = events.content(part)
-                if part or send:
-                    framed = b"%x\r\n%b\r\n" % (len(part), part) if chunks_out and part else part
-                    await self._send(send + framed)
-                    send = b""
-                finished = decoder is not None and decoder.finished
-                if finished or not (data := await self._more(peer)):
-                    break
-        except BadMessage as bad:
-            await self._break(engine, response, bad.reason, between_chunks=False, sent=True)
-        if self._gave_up or (decoder is not None and not decoder.finished):
-            await self._break(
-                engine, response, self._gave_up or "ended within its answer", between_chunks=chunks_out, sent=True
-            )
-        rest = b"" if events is None else events.rest()
-        if chunks_out:
-            await self._send((b"%x\r\n%b\r\n" % (len(rest), rest) if rest else b"") + b"0\r\n\r\n")
-        elif rest:
-            await self._send(rest)
+            self._passage = None
+            self.tail, self._passed = passage.tail, passage.passed
         return False
 
     def _count_broken(self, engine: Engine, why: str) -> None:
@@ -435,12 +357,10 @@ class Exchange:
             request_id=self._request_id.decode(),
         )  # fmt: skip
 
-    async def _break(
-        self, engine: Engine, response: ResponseHead, why: str, *, between_chunks: bool, sent: bool
-    ) -> NoReturn:
+    async def _break(self, engine: Engine, response: ResponseHead, why: str, *, between_chunks: bool) -> NoReturn:
         """An answer ends in its middle: say so in the stream where that is possible, and never end it cleanly."""
         self._count_broken(engine, why)
-        if sent and response.event_stream and between_chunks and self._head.minor == 1:
+        if response.event_stream and between_chunks and self._head.minor == 1:
             gap = b"" if _ends_event(self.tail) else b"\n\n"
             event = gap + errors.stream_event(f"The engine of {self.model} {why}.", self._dialect)
             await self._send(b"%x\r\n%b\r\n" % (len(event), event))

@@ -7,6 +7,7 @@ forwarded is built anew from the fields that were understood.
 from __future__ import annotations
 
 import re
+import sys
 from collections.abc import Iterator
 from functools import lru_cache
 
@@ -152,7 +153,7 @@ def _request(head: bytes) -> RequestHead:
                 length = int(value)
             case b"transfer-encoding":
                 if value.lower() != b"chunked" or minor == 0:
-                    raise BadMessage(501, "the only Transfer-Encoding here is chunked, with HTTP/1.1")
+                    raise BadMessage(400, "the only Transfer-Encoding here is chunked, with HTTP/1.1")
                 chunked = True
             case b"host":
                 if not _HOST.fullmatch(value):
@@ -254,7 +255,7 @@ _REASONS = {
     404: b"Not Found", 405: b"Method Not Allowed", 408: b"Request Timeout", 411: b"Length Required",
     413: b"Content Too Large", 415: b"Unsupported Media Type", 417: b"Expectation Failed",
     422: b"Unprocessable Content", 429: b"Too Many Requests",
-    431: b"Request Header Fields Too Large", 500: b"Internal Server Error", 501: b"Not Implemented",
+    431: b"Request Header Fields Too Large", 500: b"Internal Server Error",
     502: b"Bad Gateway", 503: b"Service Unavailable", 504: b"Gateway Timeout",
 }  # fmt: skip
 
@@ -281,6 +282,12 @@ def _size(line: bytes) -> int:
     if len(_sizes) < _SIZES_MOST and len(line) <= 8:
         _sizes[line] = size
     return size
+
+
+def is_one_event(data: bytes) -> bool:
+    """Whether this is one whole chunk of a size that was seen before, which ends as an event does."""
+    end = data.find(b"\r\n", 0, 10)
+    return end > 0 and end + 4 + _sizes.get(data[:end], -4 - end) == len(data) and data.endswith(b"\n\n\r\n")
 
 
 class ChunkWalker:
@@ -316,12 +323,6 @@ class ChunkWalker:
             self._check_line_end(data, size, at)
             self._left = at - size
             return -1
-        if not at and not self._part and self._trailer_bytes < 0:
-            # One whole chunk with an event, as a stream's pieces are when they come one by one.
-            end = data.find(b"\r\n", 0, 10)
-            if end > 0 and end + 4 + _sizes.get(data[:end], -4 - end) == size and data.endswith(b"\n\n\r\n"):
-                self.boundary = size
-                return -1
         if at:
             if at < 4 or data[at - 4 : at] != b"\n\n\r\n":
                 self._check_line_end(data, size, at)
@@ -384,9 +385,15 @@ class ChunkWalker:
 
 
 class ChunkDecoder:
-    """Takes a chunked body apart, for where it cannot be passed on as it is. Holds no more than a line of it."""
+    """Takes a chunked body apart, for where it cannot be passed on as it is. Holds no more than a line of it.
 
-    def __init__(self) -> None:
+    ``most`` is how many chunks one :meth:`feed` takes apart. Where that was not all, ``behind`` says so, and what it
+    was fed is held; it goes on when it is fed again, with nothing if need be.
+    """
+
+    def __init__(self, most: int = sys.maxsize) -> None:
+        self._most = most
+        self.behind = False
         self._held = b""  # the beginning of a line, or of the end of a chunk
         self._left = 0  # bytes of the present chunk, and of the line end after it, that are still to come
         self._trailer_bytes = -1  # below zero until the last chunk was seen
@@ -401,7 +408,8 @@ class ChunkDecoder:
         if self._held:
             data, self._held = self._held + data, b""
         made: list[bytes] = []
-        at, size = 0, len(data)
+        at, size, chunks = 0, len(data), 0
+        self.behind = False
         while not self.finished:
             if self._left > 2:
                 end = min(size, at + self._left - 2)
@@ -439,6 +447,10 @@ class ChunkDecoder:
                 self._left = length + 2
             else:
                 self._trailer_bytes = 0
+            chunks += 1
+            if chunks >= self._most:
+                self.behind = at < size
+                break
         if self.finished:
             self.rest += data[at:]
         else:

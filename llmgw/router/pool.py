@@ -63,7 +63,7 @@ class Engine:
         """A kept connection, the one that was used last; older ones are likelier to be closed."""
         while self._idle:
             peer, since = self._idle.pop()
-            if now - since < _IDLE_S:
+            if now - since < _IDLE_S and not peer.ended:
                 return peer
             peer.close()
         return None

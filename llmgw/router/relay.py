@@ -10,12 +10,16 @@ from collections.abc import Callable
 
 import trio
 
-from llmgw.router.http1 import ChunkWalker
+from llmgw.router.http1 import ChunkWalker, is_one_event
 from llmgw.router.sockets import READ_BYTES, Peer, Ticker, Watch
+from llmgw.router.steps import own_task
 from llmgw.router.usage import TAIL_BYTES
 from llmgw.router.usage_filter import UsageFilter
 
 _PIECES_MOST = 16
+
+_room = memoryview(bytearray(READ_BYTES))
+"""What is read is read into this: pieces of streams are small, and one memory that is at hand is faster than many."""
 
 
 class Relay:
@@ -24,8 +28,8 @@ class Relay:
     connection. ``passed`` are its bytes so far, ``heard`` is when the last ones came."""
 
     __slots__ = (
-        "_failed", "_filter", "_peer", "_pieces", "_put", "_recv", "_task", "_ticker", "_walker", "_watch", "ended",
-        "exact", "heard", "over", "passed", "unsent",
+        "_aligned", "_failed", "_filter", "_peer", "_pieces", "_put", "_recv_into", "_task", "_ticker", "_walker",
+        "_watch", "ended", "exact", "heard", "over", "passed", "unsent",
     )  # fmt: skip
 
     def __init__(
@@ -37,7 +41,7 @@ class Relay:
         events_filter: UsageFilter | None,
     ) -> None:
         self._peer = peer
-        self._recv = peer.sock.recv
+        self._recv_into = peer.sock.recv_into
         self._put = put
         self._watch = watch
         self._ticker = ticker
@@ -46,6 +50,7 @@ class Relay:
         self._pieces: list[bytes] = []
         self._task: trio.lowlevel.Task | None = None
         self._failed: Exception | None = None
+        self._aligned = False  # nothing of a chunk or of an event is held or still to come
         self.unsent: bytes | memoryview = b""
         self.ended = self.exact = self.over = False
         self.passed = 0
@@ -76,8 +81,10 @@ class Relay:
             self._pieces.append(data)
             if len(self._pieces) > _PIECES_MOST:
                 self._pieces = [self.tail]
+        self._aligned = walker.boundary == len(data) and not self.ended
         if self._filter is not None:
             data = self._filter.chunks(data, walker.boundary, events=walker.events, finished=self.ended)
+            self._aligned = self._aligned and self._filter.holds_nothing
         if head:
             data = head + data
         if data:
@@ -86,6 +93,8 @@ class Relay:
 
     async def wait(self) -> None:
         """Pass on what comes until there is something else to do. Raises what :meth:`take` does."""
+        if self._peer.steps is not None:
+            await own_task()
         self._task = trio.lowlevel.current_task()
         self._watch.relay(self._peer.sock, self._ready)
         try:
@@ -102,7 +111,7 @@ class Relay:
     def _ready(self) -> None:
         """There is something to read. Nothing is raised here: it would end the watch that all connections share."""
         try:
-            data = self._recv(READ_BYTES)
+            data = _room[: self._recv_into(_room)].tobytes()
         except BlockingIOError:
             return
         except OSError:
@@ -110,7 +119,15 @@ class Relay:
         try:
             if data:
                 self.heard = self._ticker.now
-                self.take(data)
+                if self._aligned and is_one_event(data) and (self._filter is None or data.find(b'"usage"') < 0):
+                    # As a stream's pieces are when they come one by one; nothing that is remembered changes by it.
+                    self.passed += len(data)
+                    self._pieces.append(data)
+                    if len(self._pieces) > _PIECES_MOST:
+                        self._pieces = [self.tail]
+                    self.unsent = self._put(data)
+                else:
+                    self.take(data)
                 if not (self.unsent or self.ended):
                     return
             else:

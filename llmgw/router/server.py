@@ -16,12 +16,13 @@ from llmgw.errors import OperatorError
 from llmgw.router.balance import PAUSE_S, Balance
 from llmgw.router.connection import Connection
 from llmgw.router.counts import Counts
-from llmgw.router.exchange import Shared
 from llmgw.router.front import Front
 from llmgw.router.gate import Gate
 from llmgw.router.metrics import RouterMetrics
 from llmgw.router.pool import Directory
+from llmgw.router.shared import Shared
 from llmgw.router.sockets import UNSENT_BYTES, Peer, Ticker, Watch
+from llmgw.router.steps import Steps
 from llmgw.router.table import Table
 from llmgw.router.tls import HANDSHAKE_S, Identity, TlsPeer
 from llmgw.settings.daemon import Address
@@ -233,12 +234,15 @@ class RouterServer:
 
     async def _client(self, connection: Connection, peer: Peer, scope: trio.CancelScope, watch: Watch) -> None:
         with scope:
-            watch.watch(peer.sock, connection.leave)
+            watch.watch(peer, connection.leave)
             try:
                 if isinstance(peer, TlsPeer):
                     connection.deadline = self._clock() + HANDSHAKE_S
                     await peer.handshake()
-                await connection.serve()
+                connection.steps = Steps(connection.serve())
+                if not isinstance(peer, TlsPeer):
+                    peer.steps = connection.steps
+                await connection.steps.run()
             except OSError as failed:
                 if isinstance(failed, ssl.SSLError):
                     _log.debug("TLS failed", reason=failed.reason or str(failed), client=peer.address)
@@ -249,8 +253,8 @@ class RouterServer:
             finally:
                 if scope.cancel_called and connection.exchange is not None:
                     self.metrics.client_gone(connection.exchange.model)
-                connection.exchange = None  # it refers back: together they would stay until the collector comes
-                watch.forget(peer.sock)
+                # What refers back would stay until the collector comes.
+                connection.exchange = connection.steps = peer.steps = None
                 peer.close()
                 del self._connections[connection]
                 self._count_clients()

@@ -10,19 +10,26 @@ from collections.abc import Callable
 
 import trio
 
+from llmgw.router.steps import Steps, arrival, own_task
+
 READ_BYTES = 64 * 1024
 UNSENT_BYTES = 64 * 1024
 UNREAD_BYTES = 48 * 1024
 """What the kernel holds of an answer before the router looks at it, as setsockopt takes it: it may hold twice as much,
 its own bookkeeping included (socket(7)). Left alone it grows to megabytes for a client that reads slowly."""
 
+_QUIET = select.EPOLLIN | select.EPOLLRDHUP | select.EPOLLET
 _GONE = select.EPOLLRDHUP | select.EPOLLHUP | select.EPOLLERR
 
 
 class Peer:
-    """One connected socket. Closing it never blocks; a cancelled operation leaves it fit only for closing."""
+    """One connected socket. Closing it never blocks; a cancelled operation leaves it fit only for closing.
 
-    __slots__ = ("_address", "_recv", "_send", "sock")
+    Where it is watched, ``steps`` is the coroutine whose bytes these are now, ``gone`` is called when the other end
+    leaves while nobody reads, and ``ended`` says that it has.
+    """
+
+    __slots__ = ("_address", "_much", "_ready", "_recv", "_send", "_waits", "ended", "gone", "sock", "steps", "watch")
 
     def __init__(self, sock: socket.socket) -> None:
         sock.setblocking(False)
@@ -33,6 +40,11 @@ class Peer:
         self._address: str | None = None
         self._recv = sock.recv
         self._send = sock.send
+        self._much = self._ready = self._waits = False
+        self.ended = False
+        self.watch: Watch | None = None
+        self.gone: Callable[[], None] | None = None
+        self.steps: Steps | None = None
 
     @property
     def address(self) -> str:
@@ -47,12 +59,42 @@ class Peer:
 
     async def receive(self) -> bytes:
         """Some bytes, or none at the end. Raises ``OSError``."""
+        if self.steps is None:
+            while True:
+                await trio.lowlevel.wait_readable(self.sock)
+                try:
+                    return self._recv(READ_BYTES)
+                except BlockingIOError:
+                    continue
         while True:
-            await trio.lowlevel.wait_readable(self.sock)
+            if not self._ready:
+                self._waits = True
+                try:
+                    await arrival()
+                finally:
+                    self._waits = False
+            elif self._much:
+                await own_task()
+                await trio.lowlevel.checkpoint()  # whoever sends faster than this reads keeps nobody waiting
             try:
-                return self._recv(READ_BYTES)
+                data = self._recv(READ_BYTES)
             except BlockingIOError:
+                self._ready = False
                 continue
+            self._much = len(data) == READ_BYTES
+            if not (self._much or self.ended):
+                self._ready = False  # what comes after this is told again
+            return data
+
+    def told(self, events: int) -> None:
+        """The watch saw something come, or an end."""
+        self._ready = True
+        if events & _GONE:
+            self.ended = True
+        if self._waits and self.steps is not None:
+            self.steps.step()
+        if self.ended and not self._waits and self.gone is not None:
+            self.gone()
 
     def put(self, data: bytes) -> bytes | memoryview:
         """Send what can be sent at once. Returns what is left for :meth:`send`. Raises ``OSError``."""
@@ -69,6 +111,8 @@ class Peer:
         except BlockingIOError:
             sent = 0
         view = memoryview(data)[sent:]
+        if view and self.steps is not None:
+            await own_task()
         while view:
             await trio.lowlevel.wait_writable(self.sock)
             try:
@@ -94,6 +138,8 @@ class Peer:
 
     def close(self) -> None:
         """Close. Whoever still waits on it is woken with an error."""
+        if self.watch is not None:
+            self.watch.forget(self)
         trio.lowlevel.notify_closing(self.sock)
         self.sock.close()
 
@@ -148,41 +194,50 @@ class Ticker:
 
 
 class Watch:
-    """Sees what happens to sockets that no task waits for: one epoll for all.
+    """Sees what happens to sockets: one epoll for all, in which each stays for as long as it is open.
 
-    Clients that go away while nobody reads from them are noticed without a cost per request. One that closes only its
+    Whoever waits for bytes is stepped here when they come, and clients that go away while nobody reads from them are
+    noticed, both without a cost per request in the kernel or in Trio. A client that closes only its
     sending side counts as gone: no client library of this API does that, and to the kernel it looks like leaving.
-    Engines whose answers are passed on without a task in between are registered for as long as that lasts.
+    Engines whose answers are passed on without any coroutine in between have a callback for as long as that lasts.
     """
 
     def __init__(self) -> None:
         self._epoll = select.epoll()
-        self._gone: dict[int, Callable[[], None]] = {}
+        self._peers: dict[int, Peer] = {}
         self._ready: dict[int, Callable[[], None]] = {}
 
-    def watch(self, sock: socket.socket, gone: Callable[[], None]) -> None:
-        """Call ``gone`` once when the peer of this socket leaves."""
-        number = sock.fileno()
-        self._gone[number] = gone
-        self._epoll.register(number, select.EPOLLRDHUP | select.EPOLLET)
+    def watch(self, peer: Peer, gone: Callable[[], None] | None = None) -> None:
+        """Tell the peer what happens to its socket, until it is closed."""
+        number = peer.sock.fileno()
+        peer.watch, peer.gone = self, gone
+        self._peers[number] = peer
+        self._epoll.register(number, _QUIET)
 
-    def forget(self, sock: socket.socket) -> None:
+    def forget(self, peer: Peer) -> None:
         """Stop watching; before the socket is closed, since its number is used again."""
-        number = sock.fileno()
-        if self._gone.pop(number, None) is not None:
+        number = peer.sock.fileno()
+        peer.watch = peer.gone = None
+        if self._peers.pop(number, None) is not None:
             self._epoll.unregister(number)
 
     def relay(self, sock: socket.socket, ready: Callable[[], None]) -> None:
         """Call ``ready`` whenever there is something to read, or an end, until :meth:`rest`. It must not raise."""
         number = sock.fileno()
-        self._epoll.register(number, select.EPOLLIN)
+        if number in self._peers:
+            self._epoll.modify(number, select.EPOLLIN)
+        else:
+            self._epoll.register(number, select.EPOLLIN)
         self._ready[number] = ready
 
     def rest(self, sock: socket.socket) -> None:
         """No more of this socket; before it is closed."""
         number = sock.fileno()
         if self._ready.pop(number, None) is not None:
-            self._epoll.unregister(number)
+            if number in self._peers:
+                self._epoll.modify(number, _QUIET)
+            else:
+                self._epoll.unregister(number)
 
     async def run(self) -> None:
         """Watch until cancelled."""
@@ -191,8 +246,8 @@ class Watch:
             for number, events in self._epoll.poll(0, 1024):
                 if (ready := self._ready.get(number)) is not None:
                     ready()
-                elif events & _GONE and (gone := self._gone.get(number)) is not None:
-                    gone()
+                elif (peer := self._peers.get(number)) is not None:
+                    peer.told(events)
 
     def close(self) -> None:
         """Give the epoll back."""

@@ -13,6 +13,7 @@ import trio
 from llmgw.errors import OperatorError
 from llmgw.link import keyfile
 from llmgw.router.sockets import READ_BYTES, Peer
+from llmgw.router.steps import own_task
 from llmgw.settings.daemon import RouterTls
 from llmgw.telemetry.logging import logger
 
@@ -121,6 +122,7 @@ class TlsPeer(Peer):
     async def receive(self) -> bytes:
         """Some bytes, or none at the end. Raises ``OSError``."""
         # What OpenSSL has decrypted already, the kernel knows nothing of.
+        await own_task()
         if not self._tls.pending():
             await trio.lowlevel.wait_readable(self._tls)
         while True:
@@ -149,8 +151,10 @@ class TlsPeer(Peer):
                     return
                 view = memoryview(view)[sent:]
             except ssl.SSLWantWriteError:
+                await own_task()
                 await trio.lowlevel.wait_writable(self._tls)
             except ssl.SSLWantReadError:
+                await own_task()
                 await trio.lowlevel.wait_readable(self._tls)
 
     def finish(self) -> None:

@@ -86,6 +86,11 @@ class UsageFilter:
         self.through = False
         """Given up: chunks are passed on in whatever pieces they come."""
 
+    @property
+    def holds_nothing(self) -> bool:
+        """Whether nothing of a chunk or of an event is held."""
+        return not (self._raw or self._held)
+
     def chunks(self, data: bytes, boundary: int, *, events: bool, finished: bool) -> bytes:
         """Some of a chunked body. ``boundary`` is behind its last whole chunk, and ``events`` says that each chunk that
         ended in it ended an event, see :class:`ChunkWalker`; ``finished`` says that the body ends with it. What is

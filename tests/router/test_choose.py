@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import json
 import random
+import zlib
 from collections import Counter
 
 from attrs import evolve, field, frozen
@@ -146,6 +147,9 @@ def test_a_conversation_is_told_by_its_beginning() -> None:
     assert first != conversation(chat("be rude", "hello"))
     long = "x" * 5000
     assert conversation(chat(long, "a")) != conversation(chat(long, "b")), "a long beginning hides no difference"
+    many = b"[" + b"{}," * 300_000
+    assert conversation(many + b"{}]") == zlib.crc32(many[:4096]), "so many messages are not taken apart"
+    assert conversation(b"[1," + many[1:] + b"{}]") != conversation(many + b"{}]")
 
 
 def test_no_conversation_is_read_for_ever() -> None:

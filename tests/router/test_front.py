@@ -7,6 +7,7 @@ import json
 import os
 import resource
 import shutil
+import socket
 import ssl
 import struct
 import termios
@@ -438,22 +439,36 @@ async def test_a_slow_reader_is_cut_and_until_then_little_is_held_for_it() -> No
 
 
 @pytest.mark.parametrize("script", [e.says_nothing, e.begins_a_stream, e.streams_for_ever])
-async def test_an_engine_is_let_go_within_a_tenth_of_a_second_of_its_client(script: Script) -> None:
+async def test_an_engine_is_let_go_in_no_time_when_its_client_is_gone(
+    script: Script, autojump_clock: trio.testing.MockClock
+) -> None:
+    """No deadline, sweep or probe has a part in it: the clock goes on only when nothing else is left to happen."""
+    autojump_clock.autojump_threshold = 0.5
     async with front(script) as it:
-        took = []
-        for _ in range(3):
-            it.engines[0].left = trio.Event()
-            before = len(it.engines[0].requests)
-            async with it.client() as client:
-                await client.post()
-                await until(lambda: len(it.engines[0].requests) > before)  # noqa: B023
-                if script is not e.says_nothing:
-                    await client.head()
-            began = trio.current_time()
-            with trio.fail_after(2):
+        async with it.client() as client:
+            await client.post()
+            while not it.engines[0].requests:
+                await trio.lowlevel.checkpoint()
+            if script is not e.says_nothing:
+                await client.head()
+        with trio.fail_after(0.1):
+            await it.engines[0].left.wait()
+
+
+async def test_a_client_that_is_gone_before_anybody_read_its_request(autojump_clock: trio.testing.MockClock) -> None:
+    """Its request and its end are one event."""
+    autojump_clock.autojump_threshold = 0.5
+    async with front(e.says_nothing) as it:
+        with socket.create_connection(("127.0.0.1", it.port)) as client:
+            while not it.server._connections:
+                await trio.lowlevel.checkpoint()
+            await trio.testing.wait_all_tasks_blocked()
+            client.sendall(b'POST /v1/completions HTTP/1.1\r\nhost: g\r\ncontent-length: 13\r\n\r\n{"model":"m"}')
+        with trio.fail_after(0.1):
+            await trio.testing.wait_all_tasks_blocked()
+            assert not it.server._connections
+            if it.engines[0].requests:
                 await it.engines[0].left.wait()
-            took.append(trio.current_time() - began)
-        assert min(took) < 0.1, took
 
 
 async def test_clients_wait_while_no_file_is_left_and_then_are_served(tmp_path: Path) -> None:
@@ -504,9 +519,9 @@ async def test_a_client_that_sends_too_much_hears_so(pki: Pki, tmp_path: Path, s
                 assert status == (431 if fields else 413)
 
 
-@pytest.mark.soak
 async def test_a_thousand_slow_streams_slow_nobody() -> None:
     """1,000 streams of a byte a second beside one client that asks in a row: its median hardly changes."""
+    enough = trio.Event()
 
     async def script(visit: e.Visit) -> None:
         while True:
@@ -515,9 +530,10 @@ async def test_a_thousand_slow_streams_slow_nobody() -> None:
                 await visit.send(e.whole())
                 continue
             await visit.send(e.EVENTS)
-            for _ in range(20):
+            while not enough.is_set():
                 await visit.send(b"1\r\nx\r\n")
-                await trio.sleep(1)
+                with trio.move_on_after(1):
+                    await enough.wait()
             await visit.send(b"0\r\n\r\n")
 
     async def median(client: Client) -> float:
@@ -539,19 +555,19 @@ async def test_a_thousand_slow_streams_slow_nobody() -> None:
             await client.post(json.dumps({"model": "m", "slow": 1}).encode(), fields=b"connection: close\r\n")
             await client.head()
             rest = await client.rest()
-            whole += rest.count(b"x") == 20
+            whole += rest.endswith(b"1\r\nx\r\n0\r\n\r\n")
 
     try:
         async with front(script) as it, it.client() as fast, trio.open_nursery() as nursery:
             alone = await median(fast)
             for _ in range(1000):
                 nursery.start_soon(slow, it)
-            with trio.fail_after(20):
+            with trio.fail_after(30):
                 while sum(it.server.directory.outstanding().values()) < 1000:
                     await trio.sleep(0.1)
-            beside = await median(fast)
-            print(f"alone {alone * 1e6:.0f} µs, beside 1,000 slow streams {beside * 1e6:.0f} µs")
+            beside = min([await median(fast) for _ in range(3)])
+            enough.set()
     finally:
         resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
     assert whole == 1000
-    assert beside < 20 * alone, (alone, beside)
+    assert beside < 3 * alone, (alone, beside)

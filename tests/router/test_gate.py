@@ -210,7 +210,12 @@ async def test_tenants_share_nothing_of_an_engine_s_cache() -> None:
                 assert (await client.answer())[0] == 200
             chat, embeddings = (json.loads(body) for _, body in it.engines[0].requests)
             assert chat == {"model": "m", "cache_salt": salt}
-            assert embeddings == {"model": "m", "cache_salt": "theirs"}
+            assert embeddings == {"model": "m"}
+            it.server.use(Table(3, (route,), it.server.directory.table.settings))
+            for body in (b'{"model":"m","cache_salt":"theirs"}', b'{"model":"m","c\\u0061che_s\\u0061lt" :"theirs"}'):
+                await client.post(body, b"/v1/chat/completions", AUTH)
+                assert (await client.answer())[0] == 200
+                assert json.loads(it.engines[0].requests[-1][1]) == {"model": "m"}, "an engine of whatever kind"
 
 
 # Every way out.
@@ -289,6 +294,20 @@ async def test_requests_and_answers_may_be_cut_at_every_byte() -> None:
         assert {json.loads(body)["stream"] for _, body in it.engines[0].requests} == {True}
         (row,) = it.server.gate.book.take()
         assert (row.prompt, row.estimated) == (7 * row.requests, 0)
+
+
+async def test_a_client_that_knows_no_chunks_sees_nothing_of_the_usage_either() -> None:
+    async def script(visit: Visit) -> None:
+        await visit.request()
+        await visit.send(e.EVENTS + e.event(WORD) + e.event(USAGE) + e.event(b"[DONE]") + b"0\r\n\r\n")
+
+    async with closed(script) as it, it.client() as client:
+        await client.send(
+            b"POST /v1/completions HTTP/1.0\r\n%bcontent-length: %d\r\n\r\n%b" % (AUTH, len(STREAM), STREAM)
+        )
+        assert (await client.head())[0] == 200
+        assert await client.rest() == b"data: %b\n\ndata: [DONE]\n\n" % WORD
+        assert used(it).prompt == 7
 
 
 async def test_an_engine_that_refuses_used_nothing() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import socket
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager, contextmanager
@@ -10,10 +11,11 @@ import pytest
 import trio
 import trio.testing
 
-from llmgw.router.http1 import BadMessage
+from llmgw.router.http1 import BadMessage, ChunkDecoder
 from llmgw.router.relay import Relay
 from llmgw.router.sockets import Peer, Ticker, Watch
 from llmgw.router.usage import TAIL_BYTES
+from llmgw.router.usage_filter import UsageFilter
 
 CHUNK = b"5\r\nhello\r\n"
 
@@ -119,3 +121,68 @@ async def test_one_that_is_cancelled_is_not_called_any_more() -> None:
             engine.send(CHUNK)
             await trio.testing.wait_all_tasks_blocked(0.01)
             assert client.got == b""
+
+
+def chunk(content: bytes) -> bytes:
+    return b"%x\r\n%b\r\n" % (len(content), content)
+
+
+async def test_pieces_that_look_alike_are_passed_on_right_wherever_they_are_cut() -> None:
+    usage = b'data: {"choices":[],"usage":{"prompt_tokens":1,"completion_tokens":2}}\n\n'
+    event, half, other = b'data: {"n":1}\n\n', b'data: {"n"', b":2}\n\n"
+    nested = b"data: x" + chunk(event) + b"y\n\n"  # a part of it looks like a whole chunk
+    chunks = [
+        event,
+        event,
+        nested,
+        half,
+        other,
+        event,
+        usage,
+        event,
+        usage[:30],
+        usage[30:],
+        event,
+        other,
+        b"data: [DONE]\n\n",
+    ]
+    wire = b"".join(map(chunk, chunks)) + b"0\r\n\r\n"
+    ends = [sum(len(chunk(c)) for c in chunks[: n + 1]) for n in range(len(chunks))]
+    inner = wire.index(chunk(event) + b"y")
+    ends += [inner, inner + len(chunk(event))]
+    whole = b"".join(chunks)
+    async with watching() as watch:
+        for events_filter, expected in ((lambda: None, whole), (UsageFilter, whole.replace(usage, b""))):
+            for cut in range(1, len(wire)):
+                cuts = sorted({0, cut, *ends, len(wire)})
+                with pair() as (engine, peer):
+                    client = Client()
+                    relay = Relay(peer, client.put, watch, Ticker(0.0), events_filter())
+                    async with trio.open_nursery() as nursery:
+                        nursery.start_soon(relay.wait)
+                        await trio.lowlevel.checkpoint()
+                        for begin, end in itertools.pairwise(cuts):
+                            engine.send(wire[begin:end])
+                            while relay.passed < end:
+                                await trio.lowlevel.checkpoint()
+                    client.put(bytes(relay.unsent))
+                    decoder = ChunkDecoder()
+                    assert decoder.feed(client.got) == expected, wire[:cut]
+                    assert (decoder.finished, relay.passed, relay.tail) == (True, len(wire), wire[-TAIL_BYTES:])
+
+
+async def test_of_a_body_only_its_end_is_kept() -> None:
+    async with watching() as watch:
+        with pair() as (engine, peer):
+            relay = Relay(peer, Client().put, watch, Ticker(0.0), None)
+            piece = chunk(b"data: x\n\n")
+            relay.take(piece)
+            async with trio.open_nursery() as nursery:
+                nursery.start_soon(relay.wait)
+                await trio.lowlevel.checkpoint()
+                for sent in range(100):
+                    engine.send(piece)
+                    while relay.passed < (sent + 2) * len(piece):
+                        await trio.lowlevel.checkpoint()
+                    assert len(relay._pieces) <= 17
+                nursery.cancel_scope.cancel()

@@ -157,6 +157,12 @@ async def test_whoever_sends_many_at_once_keeps_nobody_waiting() -> None:
         await many.send(asked * 1000 + asked.replace(b"host", b"connection: close\r\nhost"))
         assert (await many.rest()).count(b"200 OK") == 1001
         assert turns > 500, "between any two of them everybody else has a turn"
+        turns = 0
+        async with it.client() as tiny:
+            head = b"POST /v1/completions HTTP/1.1\r\nhost: gw\r\ntransfer-encoding: chunked\r\n\r\n"
+            await tiny.send(head + b"1\r\n \r\n" * 50_000 + b'd\r\n{"model":"m"}\r\n0\r\n\r\n')
+            assert (await tiny.answer())[0] == 200
+        assert turns > 90, "and while a body of tiny chunks is taken apart"
 
 
 async def test_a_body_of_many_things_keeps_nobody_waiting() -> None:
@@ -339,6 +345,11 @@ async def test_chunked_requests_expectations_and_old_clients() -> None:
         assert (await client.answer())[0] == 200
         assert it.engines[0].requests[0][1] == b'{"model":"m"}'
         assert b"content-length: 13" in it.engines[0].requests[0][0]
+        head = b"POST /v1/completions HTTP/1.1\r\nhost: g\r\ncontent-length: 13\r\nexpect: 100-continue\r\n\r\n{"
+        await client.send(head)
+        await trio.testing.wait_all_tasks_blocked()
+        await client.send(b'"model":"m"}')
+        assert (await client.answer())[0] == 200, "what is on its way is not asked for"
         async with it.client() as old:
             await old.send(b'POST /v1/completions HTTP/1.0\r\ncontent-length: 13\r\n\r\n{"model":"m"}')
             status, fields, _ = await old.answer()
@@ -393,6 +404,11 @@ async def test_a_chunked_answer_is_taken_apart_for_an_old_client() -> None:
         _, fields = await old.head()
         assert b"transfer-encoding" not in fields
         assert await old.rest() == b"data: 1\n\n"
+    async with router(e.dies_in_the_stream) as it, it.client() as old:
+        await old.send(b'POST /v1/completions HTTP/1.0\r\ncontent-length: 13\r\n\r\n{"model":"m"}')
+        await old.head()
+        await old.rest()
+        assert it.metric('llmgw_router_broken_total{endpoint="e0",model="m"} 1.0'), "it cannot be told, and is counted"
 
 
 async def sends_no_chunks(visit: e.Visit) -> None:
@@ -401,7 +417,23 @@ async def sends_no_chunks(visit: e.Visit) -> None:
     await visit.send(e.EVENTS + b"zz\r\n")
 
 
-@pytest.mark.parametrize("dies", [e.dies_at_once, e.dies_after_its_head, sends_no_chunks])
+async def speaks_no_http(visit: e.Visit) -> None:
+    """Another protocol."""
+    await visit.request()
+    await visit.send(b"+OK ready\r\n\r\n")
+    await visit.gone()
+
+
+async def never_ends_its_head(visit: e.Visit) -> None:
+    """A head without an end."""
+    await visit.request()
+    await visit.send(b"HTTP/1.1 200 OK\r\n" + b"x: y\r\n" * 10_000)
+    await visit.gone()
+
+
+@pytest.mark.parametrize(
+    "dies", [e.dies_at_once, e.dies_after_its_head, sends_no_chunks, speaks_no_http, never_ends_its_head]
+)
 @pytest.mark.parametrize("stream", [True, False])
 async def test_an_engine_that_dies_before_its_first_byte_of_body_is_replaced(dies: Script, stream: bool) -> None:
     async with router(dies, e.answers) as it:
@@ -435,6 +467,99 @@ async def test_a_stream_cut_short_ends_as_an_error_and_not_as_complete() -> None
         assert b"[DONE]" not in rest
         assert not rest.endswith(b"0\r\n\r\n")
         assert it.metric('llmgw_router_broken_total{endpoint="e0",model="m"} 1.0')
+
+
+WHOLE_EVENTS = e.EVENTS + e.event(b'{"n":1}') + e.event(b'{"n":2}') + e.event(b"[DONE]") + b"0\r\n\r\n"
+
+
+@pytest.mark.parametrize("answer", [WHOLE_EVENTS, e.whole()], ids=["stream", "sized"])
+async def test_an_engine_killed_at_any_byte_of_its_answer(answer: bytes) -> None:
+    """Before a byte of the body: another one answers. After it: what came, never looking complete."""
+    body_at = answer.index(b"\r\n\r\n") + 4
+
+    async def script(visit: e.Visit) -> None:
+        _, body = await visit.request()
+        name = json.loads(body)["model"]
+        if name in died:
+            await visit.send(e.whole(b"of the other one"))
+        died.add(name)
+        await visit.send(answer[: int(name)])
+
+    died: set[str] = set()
+    async with router(script, script) as it:
+        ports = [engine.port for engine in it.engines]
+        names = [str(cut) for cut in range(len(answer))]
+        # A model for each, since engines that fail are left alone and only so many requests are tried again.
+        it.server.use(
+            Table(
+                2,
+                tuple(
+                    Route(n, tuple(Endpoint(f"{n}-{at}", "127.0.0.1", port) for at, port in enumerate(ports)))
+                    for n in names
+                ),
+            )
+        )
+        for name in names:
+            cut = int(name)
+            async with it.client() as client:
+                await client.post(json.dumps({"model": name, "stream": answer is WHOLE_EVENTS}).encode())
+                if cut <= body_at:
+                    assert (await client.answer())[::2] == (200, b"of the other one"), answer[:cut]
+                    continue
+                status, fields = await client.head()
+                got = await client.rest()
+                sent = answer[body_at:cut]
+                assert status == 200
+                if answer is not WHOLE_EVENTS:
+                    assert (got, int(fields[b"content-length"])) == (sent, len(answer) - body_at)
+                    continue
+                assert got.startswith(sent), answer[:cut]
+                assert not got.endswith(b"0\r\n\r\n"), answer[:cut]
+                said = got[len(sent) :]
+                ends_a_chunk = sent.endswith(b"\n\n\r\n")
+                assert (b"upstream_error" in said) == ends_a_chunk, (sent, said)
+                assert b"[DONE]" not in said
+        await it.quiet()
+
+
+REQUESTS = {
+    "sized": b'POST /v1/completions HTTP/1.1\r\nhost: g\r\ncontent-length: 13\r\n\r\n{"model":"m"}',
+    "chunked": b"POST /v1/completions HTTP/1.1\r\nhost: g\r\ntransfer-encoding: chunked\r\n\r\n"
+    b'6;x=y\r\n{"mode\r\n7\r\nl":"m"}\r\n0\r\na: b\r\n\r\n',
+}
+
+
+@pytest.mark.parametrize("request_", REQUESTS.values(), ids=REQUESTS)
+async def test_a_request_cut_at_any_byte(request_: bytes) -> None:
+    async with router(e.answers) as it, it.client() as client:
+        for cut in range(1, len(request_)):
+            await client.send(request_[:cut])
+            await trio.testing.wait_all_tasks_blocked()
+            await client.send(request_[cut:])
+            assert (await client.answer())[0] == 200, request_[:cut]
+        assert {body for _, body in it.engines[0].requests} == {b'{"model":"m"}'}
+
+
+@pytest.mark.parametrize("answer", [WHOLE_EVENTS, e.whole()], ids=["stream", "sized"])
+async def test_an_answer_cut_at_any_byte(answer: bytes) -> None:
+    body = answer.partition(b"\r\n\r\n")[2]
+
+    async def script(visit: e.Visit) -> None:
+        for cut in range(1, len(answer)):
+            await visit.request()
+            await visit.send(answer[:cut])
+            await trio.testing.wait_all_tasks_blocked()
+            await visit.send(answer[cut:])
+
+    async with router(script) as it, it.client() as client:
+        for cut in range(1, len(answer)):
+            await client.post()
+            assert (await client.head())[0] == 200
+            while len(client.buffer) < len(body):
+                client.buffer += await client.stream.receive_some()
+            assert client.buffer == body, answer[:cut]
+            client.buffer = b""
+        assert it.engines[0].connections == 1
 
 
 async def test_an_engine_s_own_error_before_its_done_is_no_success() -> None:
@@ -552,8 +677,16 @@ async def test_an_engine_that_takes_requests_and_answers_none_gets_no_more(
         assert len(late) == asked
 
 
-async def test_a_stream_that_stands_still_is_cut() -> None:
-    async with router(e.begins_a_stream, idle_timeout_s=0.3) as it, it.client() as client:
+async def begins_a_body_without_a_length(visit: e.Visit) -> None:
+    """One event, and then silence."""
+    await visit.request()
+    await visit.send(e.EVENTS.replace(b"transfer-encoding: chunked\r\n", b"") + b"data: 1\n\n")
+    await visit.gone()
+
+
+@pytest.mark.parametrize("script", [e.begins_a_stream, begins_a_body_without_a_length])
+async def test_a_stream_that_stands_still_is_cut(script: Script) -> None:
+    async with router(script, idle_timeout_s=0.3) as it, it.client() as client:
         await client.post()
         await client.head()
         rest = await client.rest()
@@ -575,16 +708,25 @@ async def test_a_kept_connection_that_was_closed_meanwhile_costs_nothing() -> No
         assert not it.metric("llmgw_router_retries_total{")
 
 
-async def test_answers_with_something_behind_them_do_not_poison_the_connection() -> None:
+@pytest.mark.parametrize("first", [e.whole(b"{}"), e.whole(b"{}")[:-1], e.EVENTS + b"2\r\n{}\r\n0\r\n\r\n"])
+async def test_answers_with_something_behind_them_do_not_poison_the_connection(first: bytes) -> None:
+    begun = first.endswith(b"{")
+
     async def generous(visit: e.Visit) -> None:
         await visit.request()
-        await visit.send(e.whole(b"{}") + b"HTTP/1.1 500 evil\r\n\r\n")
+        if begun:
+            await visit.send(first)
+            await trio.testing.wait_all_tasks_blocked(0.01)
+        await visit.send((b"}" if begun else first) + b"HTTP/1.1 500 evil\r\n\r\n")
         await visit.gone()
 
     async with router(generous) as it, it.client() as client:
         for _ in range(3):
             await client.post()
-            assert (await client.answer())[::2] == (200, b"{}")
+            assert (await client.head())[0] == 200
+            while not client.buffer.endswith((b"{}", b"0\r\n\r\n")):
+                client.buffer += await client.stream.receive_some()
+            client.buffer = b""
         assert it.engines[0].connections == 3
 
 
@@ -792,9 +934,10 @@ async def test_an_engine_without_room_is_passed_over_and_its_own_word_passed_on_
             await visit.send(b"HTTP/1.1 503 Service Unavailable\r\ncontent-length: 4\r\n\r\nfull")
 
     async with router(full, e.answers) as it, it.client() as client:
-        for _ in range(6):
-            await client.post()
+        for n in range(6):
+            await client.post(json.dumps({"model": "m", "prompt": str(n)}).encode())
             assert (await client.answer())[0] == 200
+        assert it.engines[0].requests, "it was tried"
         route = it.server.directory.table.routes[0]
         it.server.use(Table(2, (evolve(route, endpoints=route.endpoints[:1]),)))
         await client.post()
