@@ -134,8 +134,9 @@ def is_mig(device_class: str) -> bool:
 def owned_flag(kind: EngineKind, argument: str) -> str | None:
     """The flag of ours that this argument would set, or ``None``.
 
-    vLLM and SGLang parse with argparse, which takes any unambiguous beginning of a long flag and, in vLLM's case,
-    underscores for dashes and ``--flag.key`` for a key of its value; so every beginning of a flag of ours counts as it.
+    vLLM and SGLang parse with argparse, which takes any unambiguous beginning of a flag, a short one's value without a
+    space, and, in vLLM's case, underscores for dashes and ``--flag.key`` for a key of its value; so every beginning of
+    a flag of ours counts as it.
     """
     return _one_of(kind, argument, _OURS[kind])
 
@@ -161,8 +162,12 @@ def _named(kind: EngineKind, flag: str, names: Sequence[str]) -> str | None:
     for name in names:
         if flag == name:
             return name
-        if kind is not EngineKind.LLAMACPP and len(flag) > 3 and flag.startswith("--") and name.startswith(flag):
+        if kind is EngineKind.LLAMACPP:
+            continue
+        if len(flag) > (3 if flag.startswith("--") else 1) and name.startswith(flag):
             return name
+        if len(name) == 2 and flag.startswith(name):
+            return name  # its value stands right behind it: -n8
     return None
 
 

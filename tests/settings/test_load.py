@@ -132,6 +132,8 @@ def test_every_fault_at_once_with_its_place() -> None:
         ({"args": ["--tool_ser.x", "http://h"]}, "args[0]: --tool_ser.x is llmgw's own (--tool-server)"),
         ({"args": ["-n", "2"]}, "args[0]: -n is llmgw's own"),
         ({"args": ["-r=1"]}, "args[0]: -r=1 is llmgw's own (-r)"),
+        ({"args": ["-n8"], "allow_args": ["-n8"]}, "args[0]: -n8 is llmgw's own (-n)"),
+        ({"args": ["-t", "2"], "allow_args": ["-t"]}, "args[0]: -t is llmgw's own (-tp)"),
         ({"args": ["--no-enable-expert-parallel"]}, "args[0]: --no-enable-expert-parallel is llmgw's own"),
         ({"args": ["--hf-token", "hf_x"]}, "args[0]: --hf-token is llmgw's own"),
         ({"engine": "sglang", "args": ["--attention-data-parallel-size", "2"]}, "is llmgw's own"),
