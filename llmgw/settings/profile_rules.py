@@ -8,6 +8,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator, Mapping, Sequence
 
+from llmgw.settings.bounds import is_line
 from llmgw.settings.catalog import EngineKind, Profile
 from llmgw.settings.engine_flags import argument_faults, value_fault, version_key
 from llmgw.settings.faults import Path
@@ -215,6 +216,13 @@ def quantized(engine: EngineKind, quantization: str | None, capabilities: Mappin
                 f"{quantization} needs compute capability {_version(least)}, {name} has {_version(capability)}",
                 f"{newer}, or another quantization",
             )
+
+
+def texts(profile: Profile) -> Iterator[Rule]:
+    """What goes to the engine as it is written must be one line: a NUL is in no command line and no path."""
+    for name, text in (("weights", profile.weights), ("quantization", profile.quantization or "")):
+        if not is_line(text, len(text)):
+            yield (name,), "contains a control character", "write it in one line"
 
 
 def offered(profile: Profile, version: str | None = None) -> Iterator[Rule]:

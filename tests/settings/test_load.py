@@ -94,6 +94,7 @@ def test_every_fault_at_once_with_its_place() -> None:
         ({"limits": {"stop_s": 0}}, "limits.stop_s: expected more than 0 seconds, found 0"),
         ({"engine": "llamacpp", "nodes": 2, "tp": 2}, "nodes: llama.cpp runs on one node here"),
         ({"engine": "tgi"}, "engine: expected one of vllm, sglang, llamacpp, found the text 'tgi'"),
+        ({"weights": "/w\nx"}, "weights: contains a control character"),
         ({"weights": "--evil"}, "weights: is not a path or repository"),
         ({"weights": None}, "weights: expected text, found nothing"),
         ({"name": "a b"}, "name: is not a profile name"),
