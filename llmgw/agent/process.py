@@ -158,6 +158,7 @@ class Grip:
     def _signal(self, to_shim: int, to_group: int) -> None:
         if self.through_shim:
             self._handle.send(to_shim)
+            self._handle.send(signal.SIGCONT)  # one that somebody has stopped would pass nothing on
         elif self._engine is not None and not self.over:
             os.killpg(self._engine, to_group)
 

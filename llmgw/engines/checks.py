@@ -19,6 +19,7 @@ from llmgw.settings.profile_rules import (
     mig,
     offered,
     quantized,
+    texts,
 )
 
 
@@ -49,6 +50,7 @@ def _refusals(model: str, profile: Profile, devices: Sequence[Device], version: 
         yield Fault("devices", f"the profile needs {profile.gpus} devices on a node, it was given {len(devices)}")
     capabilities = {d.label: d.compute_capability or compute_capability(d.device_class) for d in devices}
     rules: tuple[Iterator[Rule], ...] = (
+        texts(profile),
         arithmetic(profile),
         mig(profile, classes),
         quantized(profile.engine, profile.quantization, capabilities),

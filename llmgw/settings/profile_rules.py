@@ -8,6 +8,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator, Mapping, Sequence
 
+from llmgw.settings.bounds import is_line
 from llmgw.settings.catalog import EngineKind, Profile
 from llmgw.settings.engine_flags import argument_faults, value_fault, version_key
 from llmgw.settings.faults import Path
@@ -134,8 +135,9 @@ def is_mig(device_class: str) -> bool:
 def owned_flag(kind: EngineKind, argument: str) -> str | None:
     """The flag of ours that this argument would set, or ``None``.
 
-    vLLM and SGLang parse with argparse, which takes any unambiguous beginning of a long flag and, in vLLM's case,
-    underscores for dashes and ``--flag.key`` for a key of its value; so every beginning of a flag of ours counts as it.
+    vLLM and SGLang parse with argparse, which takes any unambiguous beginning of a flag, a short one's value without a
+    space, and, in vLLM's case, underscores for dashes and ``--flag.key`` for a key of its value; so every beginning of
+    a flag of ours counts as it.
     """
     return _one_of(kind, argument, _OURS[kind])
 
@@ -161,8 +163,12 @@ def _named(kind: EngineKind, flag: str, names: Sequence[str]) -> str | None:
     for name in names:
         if flag == name:
             return name
-        if kind is not EngineKind.LLAMACPP and len(flag) > 3 and flag.startswith("--") and name.startswith(flag):
+        if kind is EngineKind.LLAMACPP:
+            continue
+        if len(flag) > (3 if flag.startswith("--") else 1) and name.startswith(flag):
             return name
+        if len(name) == 2 and flag.startswith(name):
+            return name  # its value stands right behind it: -n8
     return None
 
 
@@ -210,6 +216,13 @@ def quantized(engine: EngineKind, quantization: str | None, capabilities: Mappin
                 f"{quantization} needs compute capability {_version(least)}, {name} has {_version(capability)}",
                 f"{newer}, or another quantization",
             )
+
+
+def texts(profile: Profile) -> Iterator[Rule]:
+    """What goes to the engine as it is written must be one line: a NUL is in no command line and no path."""
+    for name, text in (("weights", profile.weights), ("quantization", profile.quantization or "")):
+        if not is_line(text, len(text)):
+            yield (name,), "contains a control character", "write it in one line"
 
 
 def offered(profile: Profile, version: str | None = None) -> Iterator[Rule]:

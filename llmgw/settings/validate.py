@@ -38,6 +38,7 @@ from llmgw.settings.profile_rules import (
     mig,
     offered,
     quantized,
+    texts,
 )
 from llmgw.settings.sources import PREFIX, allowed, hub_source, is_rule
 
@@ -238,6 +239,7 @@ def profile_faults(profile: Profile) -> Iterator[Rule]:
         yield ("name",), "is not a profile name", "use up to 64 letters, digits and . _ -"
     if not profile.weights.strip() or profile.weights.startswith("-"):
         yield ("weights",), "is not a path or repository", "name a folder, a file, or org/repository"
+    yield from texts(profile)
     yield from _hub(profile)
     if not profile.device_class:
         yield ("device_class",), "is empty", "name at least one class, such as h100-80g; see llmgw agent inventory"

@@ -40,6 +40,8 @@ _OCTAL = re.compile(r"0o[0-7]+")
 _HEX = re.compile(r"0x[0-9a-fA-F]+")
 _FLOAT = re.compile(r"[-+]?(\.[0-9]+|[0-9]+(\.[0-9]*)?)([eE][-+]?[0-9]+)?")
 _CONTROL = re.compile("[\x00-\x08\x0b\x0c\x0e-\x1f\x7f\ufffe\uffff]")
+_NO_TEXT = re.compile("[\x00\ud800-\udfff]")
+"""What an escape can write, and neither a command line nor JSON can hold."""
 _LONGEST_NUMBER = 40
 
 
@@ -140,6 +142,11 @@ def _take(event: Any, place: Place, path: Path, stack: list[_Open], root: list[A
     top = stack[-1] if stack else None
     wants_key = top is not None and isinstance(top.value, dict) and top.key is None
     if isinstance(event, ScalarEvent):
+        if bad := _NO_TEXT.search(event.value):
+            # JSON writes what is beyond U+FFFF as two of them.
+            event.value = event.value.encode("utf-16-le", "surrogatepass").decode("utf-16-le", "surrogatepass")
+        if bad and (bad := _NO_TEXT.search(event.value)):
+            raise refuse(place, f"U+{ord(bad.group()):04X} is no character of a text", "write what it stands for", path)
         if wants_key:
             assert top is not None
             value = _scalar(event) if event.style is None else event.value

@@ -7,7 +7,6 @@ import os
 import signal
 import subprocess
 import sys
-import time
 from contextlib import suppress
 from pathlib import Path
 
@@ -31,6 +30,12 @@ from tests.agent.test_shards import (
 )
 
 S = ShardState
+
+
+def _status(pid: int, what: str) -> str:
+    """A line of the kernel's word on a process."""
+    lines = Path(f"/proc/{pid}/status").read_text().splitlines()
+    return next(line.split(":")[1].strip() for line in lines if line.startswith(f"{what}:"))
 
 
 async def test_an_agent_that_stops_leaves_its_engine_and_the_next_one_adopts_it(folder: Path) -> None:
@@ -134,9 +139,15 @@ async def test_nothing_is_told_to_end_before_that_is_written_down(folder: Path) 
             while not (known.folder / "armed").exists():
                 await trio.sleep(0.01)
         before = known.record
-        known.stop("enough", 60)
-        known.written(before)  # its writing was under way
-        time.sleep(0.3)  # and the next one takes its time
+        shim = shim_of(folder)
+        os.kill(shim, signal.SIGSTOP)  # what it is sent stays to be seen
+        try:
+            assert within_5_s(lambda: _status(shim, "State").startswith("T"))
+            known.stop("enough", 60)
+            known.written(before)  # its writing was under way
+            assert not int(_status(shim, "ShdPnd"), 16) & 1 << signal.SIGTERM - 1
+        finally:
+            os.kill(shim, signal.SIGCONT)
         assert (await node.until_ended()).exit == Exit(0)
         seen = orjson.loads((known.folder / "seen").read_bytes())
         assert seen["state"] == "stopping"

@@ -233,6 +233,15 @@ async def test_an_engine_that_ignores_sigterm_is_killed_after_its_grace(folder: 
         assert not alive(pid)
 
 
+async def test_a_shim_that_somebody_has_stopped_is_woken_to_end_its_engine(folder: Path) -> None:
+    async with running(config(folder)) as node:
+        await node.shards.start(start(), INVENTORY)
+        pid = (await node.until(S.READY)).pid
+        os.kill(shim_of(folder), signal.SIGSTOP)
+        node.get().stop("enough", 60)
+        assert ((await node.until_ended()).exit, alive(pid)) == (Exit(0), False)
+
+
 @pytest.mark.parametrize("how", ["workers", "escaped_worker"])
 async def test_workers_end_with_their_engine(folder: Path, how: str) -> None:
     async with running(config(folder)) as node:

@@ -95,6 +95,7 @@ def test_weights_may_not_lead_out(text: str) -> None:
         (profile(quantization="fp8"), (device(0, compute_capability=80),), "fp8 needs compute capability 8.9, gpu-0 has 8.0"),
         (profile(), (device(0, faults=(Fault("failed", "GPU is lost"),)),), "gpu-0 GPU is lost"),
         (profile(args=("--host=::",)), (device(0),), "--host=:: is llmgw's own"),
+        (profile(weights="/models/w\0"), (device(0),), "weights: contains a control character"),
         (profile(env={"LD_PRELOAD": "x"}), (device(0),), "env.LD_PRELOAD: is llmgw's own"),
         (profile(EngineKind.LLAMACPP, gpus=2, pp=2), (device(0), device(1)), "llama.cpp has no pipeline parallelism"),
         (

@@ -25,6 +25,8 @@ from llmgw.settings.yaml import MAX_BYTES, MAX_NODES, read
         ("a: 1\n---\nb: 1", "f:2:1: a second document begins here"),
         ("%YAML 1.1\n---\na: 1", "f:2:1: YAML directives are not allowed"),
         ("a:\n  b: \x07", "f:2:6: control character U+0007"),
+        ('a:\n  b: "x\\0"', "f:2:6: a.b: U+0000 is no character of a text"),
+        ('"\\ud83dx": 1', "f:1:1: U+D83D is no character of a text"),
         ("[" * 60, "nested deeper than 32 levels"),
         ("a: " * 60, "not valid YAML"),
         ("a: " + "x" * MAX_BYTES, "the document is larger than 1048576 bytes"),
@@ -68,3 +70,7 @@ def test_nothing_else_ever_comes_out(text: str) -> None:
     except ConfigError as wrong:
         found = wrong.faults
     assert all(f.line >= 1 and f.column >= 1 and f.problem for f in found)
+
+
+def test_a_character_that_json_writes_as_two() -> None:
+    assert read('{"a": "\\ud83d\\ude00"}', "f").value == {"a": "\U0001f600"}
