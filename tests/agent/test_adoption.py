@@ -7,7 +7,6 @@ import os
 import signal
 import subprocess
 import sys
-import time
 from contextlib import suppress
 from pathlib import Path
 
@@ -31,6 +30,12 @@ from tests.agent.test_shards import (
 )
 
 S = ShardState
+
+
+def status(pid: int, name: str) -> str:
+    """A line of ``/proc/PID/status``."""
+    lines = Path(f"/proc/{pid}/status").read_text().splitlines()
+    return next(line.partition(":")[2].strip() for line in lines if line.startswith(f"{name}:"))
 
 
 async def test_an_agent_that_stops_leaves_its_engine_and_the_next_one_adopts_it(folder: Path) -> None:
@@ -135,8 +140,15 @@ async def test_nothing_is_told_to_end_before_that_is_written_down(folder: Path) 
                 await trio.sleep(0.01)
         before = known.record
         known.stop("enough", 60)
-        known.written(before)  # its writing was under way
-        time.sleep(0.3)  # and the next one takes its time
+        shim = shim_of(folder)
+        os.kill(shim, signal.SIGSTOP)  # what it is told stays to be seen
+        try:
+            assert within_5_s(lambda: status(shim, "State").startswith("T"))
+            known.written(before)  # its writing was under way
+            told = [status(shim, "SigPnd"), status(shim, "ShdPnd")]  # a bit for each signal, the lowest is 1
+            assert not any(int(mask, 16) >> signal.SIGTERM - 1 & 1 for mask in told)
+        finally:
+            os.kill(shim, signal.SIGCONT)
         assert (await node.until_ended()).exit == Exit(0)
         seen = orjson.loads((known.folder / "seen").read_bytes())
         assert seen["state"] == "stopping"
