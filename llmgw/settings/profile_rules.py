@@ -9,7 +9,7 @@ import re
 from collections.abc import Iterator, Mapping, Sequence
 
 from llmgw.settings.catalog import EngineKind, Profile
-from llmgw.settings.engine_flags import argument_faults, value_fault, version_key
+from llmgw.settings.engine_flags import argument_faults, arity, value_fault, version_key
 from llmgw.settings.faults import Path
 from llmgw.settings.quantization import FP8, least_capability
 
@@ -42,7 +42,8 @@ _OURS: Mapping[EngineKind, tuple[str, ...]] = {
         "--data-parallel-multi-port-external-lb", "--enable-expert-parallel", "-ep", "--runner", "--convert", "--task",
         "--lora-modules", "--device-ids", "--grpc", "--ssl-keyfile", "--ssl-certfile", "--root-path", "--tool-server",
         "--config", "--middleware", "--grpc-port", "--data-parallel-supervisor-port", "--no-enable-expert-parallel",
-        "--disable-expert-parallel", "--hf-token",
+        "--disable-expert-parallel", "--hf-token", "--api-server-count", "-asc", "--disable-log-stats",
+        "--shutdown-timeout",
     ),
     EngineKind.SGLANG: (
         "--host", "--port", "--api-key", "--admin-api-key", "--served-model-name", "--model-path", "--model",
@@ -69,8 +70,9 @@ _OURS: Mapping[EngineKind, tuple[str, ...]] = {
     ),
 }  # fmt: skip
 """Flags that are llmgw's own: where the engine listens and for what, under which name, what it loads, on which devices
-and in which groups; what lets its clients reach more than the model (tools, code of theirs); and tokens, which every
-user of the node could read there. llama.cpp's presets bring a model and a port of their own."""
+and in which groups; whether it counts what it does, by which one that hangs is told, and how long its end may take;
+what lets its clients reach more than the model (tools, code of theirs); and tokens, which every user of the node could
+read there. llama.cpp's presets bring a model and a port of their own."""
 
 _VOUCHED: Mapping[EngineKind, tuple[str, ...]] = {
     EngineKind.VLLM: (
@@ -134,9 +136,12 @@ def is_mig(device_class: str) -> bool:
 def owned_flag(kind: EngineKind, argument: str) -> str | None:
     """The flag of ours that this argument would set, or ``None``.
 
-    vLLM and SGLang parse with argparse, which takes any unambiguous beginning of a long flag and, in vLLM's case,
-    underscores for dashes and ``--flag.key`` for a key of its value; so every beginning of a flag of ours counts as it.
+    vLLM and SGLang parse with argparse, which takes any unambiguous beginning of a flag, of one with a single dash too,
+    and, in vLLM's case, underscores for dashes and ``--flag.key`` for a key of its value; so every beginning of a flag
+    of ours counts as it. What stands behind ``--`` is the model.
     """
+    if argument == "--":
+        return "--model"
     return _one_of(kind, argument, _OURS[kind])
 
 
@@ -157,13 +162,12 @@ def _one_of(kind: EngineKind, argument: str, names: Sequence[str]) -> str | None
 
 
 def _named(kind: EngineKind, flag: str, names: Sequence[str]) -> str | None:
-    """Which of these flags the engine would take this for."""
-    for name in names:
-        if flag == name:
-            return name
-        if kind is not EngineKind.LLAMACPP and len(flag) > 3 and flag.startswith("--") and name.startswith(flag):
-            return name
-    return None
+    """Which of these flags the engine would take this for: a whole flag of its own is no other one's beginning."""
+    if flag in names:
+        return flag
+    if kind is EngineKind.LLAMACPP or not flag.strip("-") or arity(kind, flag, None) is not None:
+        return None
+    return next((name for name in names if name.startswith(flag)), None)
 
 
 def arithmetic(profile: Profile) -> Iterator[Rule]:
