@@ -2,7 +2,8 @@
 
 It makes a virtual environment, fills it from a lock file with hashes or from a folder of wheels and nothing else, and
 asks what came of it for its version. An environment cannot be moved, so it is made where it stays; it counts once its
-``install.json`` is there, which the agent writes, and one that nobody verified is made anew. What pip says goes to standard error, the job's log.
+``install.json`` is there, which the agent writes, and one that nobody verified is made anew. What pip says goes to
+standard error, the job's log.
 """
 
 from __future__ import annotations
