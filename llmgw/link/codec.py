@@ -124,8 +124,8 @@ _LENGTH = struct.Struct(">I")
 _SHORTEST = len(b"{}")
 
 _MOST_PARTS = 25_000
-"""Commas and brackets in one message: what it costs to read goes by them, 7 ms in which nobody else is read. A node with
-700 shards has so many; what the doctor says of one with eight GPUs has 3,000."""
+"""Commas and brackets in one message: what it costs to read goes by them, 7 ms in which nobody else is read. A node
+with 700 shards has so many; what the doctor says of one with eight GPUs has 3,000."""
 
 _FAULTS_NAMED = 3
 _TAG_CHARS = 60

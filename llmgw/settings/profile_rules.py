@@ -10,7 +10,7 @@ from collections.abc import Iterator, Mapping, Sequence
 
 from llmgw.settings.bounds import is_line
 from llmgw.settings.catalog import EngineKind, Profile
-from llmgw.settings.engine_flags import argument_faults, value_fault, version_key
+from llmgw.settings.engine_flags import argument_faults, arity, value_fault, version_key
 from llmgw.settings.faults import Path
 from llmgw.settings.quantization import FP8, least_capability
 
@@ -43,7 +43,8 @@ _OURS: Mapping[EngineKind, tuple[str, ...]] = {
         "--data-parallel-multi-port-external-lb", "--enable-expert-parallel", "-ep", "--runner", "--convert", "--task",
         "--lora-modules", "--device-ids", "--grpc", "--ssl-keyfile", "--ssl-certfile", "--root-path", "--tool-server",
         "--config", "--middleware", "--grpc-port", "--data-parallel-supervisor-port", "--no-enable-expert-parallel",
-        "--disable-expert-parallel", "--hf-token",
+        "--disable-expert-parallel", "--hf-token", "--api-server-count", "-asc", "--disable-log-stats",
+        "--shutdown-timeout",
     ),
     EngineKind.SGLANG: (
         "--host", "--port", "--api-key", "--admin-api-key", "--served-model-name", "--model-path", "--model",
@@ -70,8 +71,9 @@ _OURS: Mapping[EngineKind, tuple[str, ...]] = {
     ),
 }  # fmt: skip
 """Flags that are llmgw's own: where the engine listens and for what, under which name, what it loads, on which devices
-and in which groups; what lets its clients reach more than the model (tools, code of theirs); and tokens, which every
-user of the node could read there. llama.cpp's presets bring a model and a port of their own."""
+and in which groups; whether it counts what it does, by which one that hangs is told, and how long its end may take;
+what lets its clients reach more than the model (tools, code of theirs); and tokens, which every user of the node could
+read there. llama.cpp's presets bring a model and a port of their own."""
 
 _VOUCHED: Mapping[EngineKind, tuple[str, ...]] = {
     EngineKind.VLLM: (
@@ -135,10 +137,12 @@ def is_mig(device_class: str) -> bool:
 def owned_flag(kind: EngineKind, argument: str) -> str | None:
     """The flag of ours that this argument would set, or ``None``.
 
-    vLLM and SGLang parse with argparse, which takes any unambiguous beginning of a flag, a short one's value without a
-    space, and, in vLLM's case, underscores for dashes and ``--flag.key`` for a key of its value; so every beginning of
-    a flag of ours counts as it.
+    vLLM and SGLang parse with argparse, which takes any unambiguous beginning of a flag, of one with a single dash too,
+    a short one's value without a space, and, in vLLM's case, underscores for dashes and ``--flag.key`` for a key of its
+    value; so every beginning of a flag of ours counts as it. What stands behind ``--`` is the model.
     """
+    if argument == "--":
+        return "--model"
     return _one_of(kind, argument, _OURS[kind])
 
 
@@ -159,17 +163,13 @@ def _one_of(kind: EngineKind, argument: str, names: Sequence[str]) -> str | None
 
 
 def _named(kind: EngineKind, flag: str, names: Sequence[str]) -> str | None:
-    """Which of these flags the engine would take this for."""
-    for name in names:
-        if flag == name:
-            return name
-        if kind is EngineKind.LLAMACPP:
-            continue
-        if len(flag) > (3 if flag.startswith("--") else 1) and name.startswith(flag):
-            return name
-        if len(name) == 2 and flag.startswith(name):
-            return name  # its value stands right behind it: -n8
-    return None
+    """Which of these flags the engine would take this for: a whole flag of its own is no other one's beginning."""
+    if flag in names:
+        return flag
+    if kind is EngineKind.LLAMACPP or not flag.strip("-") or arity(kind, flag, None) is not None:
+        return None
+    # A short one's value may stand right behind it: -n8.
+    return next((name for name in names if name.startswith(flag) or (len(name) == 2 and flag.startswith(name))), None)
 
 
 def arithmetic(profile: Profile) -> Iterator[Rule]:

@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 from llmgw.settings.catalog import EngineKind
 from llmgw.settings.engine_flag_tables import TABLES, VERSIONS
 from llmgw.settings.engine_flags import argument_faults, arity, canonical, choices, newest, version_key
+from llmgw.settings.profile_rules import owned_flag, vouched_flag
 
 FLAGS = Path(__file__).resolve().parents[3] / "shared" / "engines" / "flags"
 K = EngineKind
@@ -151,3 +152,14 @@ def test_the_tables_are_those_of_the_published_versions(engine: str, kind: Engin
         for flag in everything - set(there):
             assert arity(kind, flag, version) is None, (version, flag)
     assert read == everything
+
+
+@pytest.mark.parametrize("kind", EngineKind)
+def test_an_argument_in_full_is_no_other_ones_beginning(kind: EngineKind) -> None:
+    """``--reasoning-parser`` takes no word for ``--reasoning-parser-plugin``, whose beginning does."""
+    for names in TABLES[kind.value].values():
+        for flag in (name.rstrip("=+*?") for name in names.split()):
+            assert {owned_flag(kind, flag), vouched_flag(kind, flag)} <= {flag, None}
+    if kind is EngineKind.VLLM:
+        assert vouched_flag(kind, "--reasoning-parser") is None
+        assert vouched_flag(kind, "--reasoning-parser-p") == "--reasoning-parser-plugin"

@@ -2,7 +2,8 @@
 
 It makes a virtual environment, fills it from a lock file with hashes or from a folder of wheels and nothing else, and
 asks what came of it for its version. An environment cannot be moved, so it is made where it stays; it counts once its
-``install.json`` is there, and one without that is made anew. What pip says goes to standard error, the job's log.
+``install.json`` is there, which the agent writes, and one that nobody verified is made anew. What pip says goes to
+standard error, the job's log.
 """
 
 from __future__ import annotations
@@ -24,6 +25,7 @@ from attrs import frozen
 from llmgw.agent.jobs import lifeline
 
 DONE = "install.json"
+_VERIFIED = ".verified"
 _VERSION_S = 300.0
 _LONGEST = 200
 _LAST_LINES = 40
@@ -131,7 +133,8 @@ def install(task: InstallTask, say: Any, uv: str | None) -> dict[str, str]:
     with (target.parent / ".lock").open("w") as lock:
         say({"type": "step", "name": "wait for other installs of this engine"})
         fcntl.flock(lock, fcntl.LOCK_EX)  # the kernel's: it ends with its process
-        if not (target / DONE).exists():
+        # Verified is enough: the agent may be about to switch to it, for another job that is asked for the same.
+        if not ((target / DONE).exists() or (target / _VERIFIED).exists()):
             with suppress(FileNotFoundError):
                 shutil.rmtree(target)
             make, fill = commands(task, uv)
@@ -142,7 +145,9 @@ def install(task: InstallTask, say: Any, uv: str | None) -> dict[str, str]:
             say({"type": "step", "name": "install the packages"})
             _run(fill, "installing the packages")
         say({"type": "step", "name": "verify"})
-        return {"path": task.target, "version": _version(task)}
+        version = _version(task)
+        (target / _VERIFIED).touch()
+        return {"path": task.target, "version": version}
 
 
 def main() -> None:

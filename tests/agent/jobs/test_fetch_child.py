@@ -210,6 +210,16 @@ def test_what_is_not_there_is_named(hub: Hub, tmp_path: Path) -> None:
     assert "does not show org/tiny without a token" in Fetch(hub, tmp_path).refused().reason
 
 
+@pytest.mark.parametrize("name", ["../../../../mine", "a/../../../../../mine", "/mine", "a//b", ""])
+def test_a_file_that_leads_out_of_the_cache_is_refused(hub: Hub, tmp_path: Path, name: str) -> None:
+    mine = tmp_path / "mine"
+    mine.write_text("mine")
+    name = str(mine) if name == "/mine" else name
+    hub.repositories["org/tiny"][name] = b"theirs"
+    assert "is no name of a file" in Fetch(hub, tmp_path / "cache").refused().reason
+    assert mine.read_text() == "mine"
+
+
 def test_offline_takes_what_is_whole_and_asks_nobody(hub: Hub, tmp_path: Path) -> None:
     assert "is not in the cache" in Fetch(hub, tmp_path, offline=True).refused().reason
     result = Fetch(hub, tmp_path).run()

@@ -14,7 +14,7 @@ import pytest
 from attrs import evolve
 
 from llmgw.agent import records
-from llmgw.agent.jobs.install_child import InstallTask, commands, why
+from llmgw.agent.jobs.install_child import InstallTask, commands, install, why
 from llmgw.agent.jobs.installs import Installs
 from llmgw.agent.jobs.works import NodeWorks
 from llmgw.errors import OperatorError
@@ -106,6 +106,23 @@ async def test_a_lock_file_takes_only_what_has_the_hash(
     assert said.startswith("installing the packages ended with exit code"), said
     assert "hash" in said.lower(), "what pip said of it"
     assert reports["good"].state is JobState.DONE, "what was half made is made anew"
+
+
+def test_what_another_job_has_verified_is_not_made_anew_before_the_agent_switches_to_it(tmp_path: Path) -> None:
+    made = """#!/bin/sh
+mkdir -p "$3/bin"
+printf '#!/bin/sh\nprintf "#!/bin/sh\\\\necho 1.0\\\\n" > %s/bin/vllm; chmod 700 %s/bin/vllm' "$3" "$3" > "$3/bin/python"
+chmod 700 "$3/bin/python"
+"""
+    python = tmp_path / "python"
+    python.write_text(made)
+    python.chmod(0o700)
+    target = tmp_path / "vllm-1.0"
+    task = InstallTask(str(target), ("bin/vllm", "--version"), wheels="w", packages=("vllm",), python=str(python))
+    assert install(task, lambda _: None, None) == {"path": str(target), "version": "1.0"}
+    (target / "of the first").touch()
+    assert install(task, lambda _: None, None) == {"path": str(target), "version": "1.0"}
+    assert (target / "of the first").exists(), "the first one's job is not done yet: its agent has not written so"
 
 
 def test_old_ones_stay_while_something_runs_from_them(tmp_path: Path) -> None:
