@@ -338,6 +338,24 @@ def test_a_machine_without_gpu_says_so_in_three_lines(tmp_path: Path) -> None:
     assert "no NVIDIA GPU" in done.stdout
 
 
+def test_a_folder_from_elsewhere_is_named_by_its_own_files_and_read_nowhere_else(tmp_path: Path) -> None:
+    root = tmp_path / "root"
+    (root / "etc").mkdir(parents=True)
+    (root / "sys/bus/pci").mkdir(parents=True)
+    (root / "etc/hostname").write_text("gpu-node-07\n")
+    (root / "etc/os-release").symlink_to("/etc/os-release")
+    (tmp_path / "outside").write_text("MemTotal: 8 kB\nMemAvailable: 4 kB\n")
+    (root / "proc").mkdir()
+    (root / "proc/meminfo").symlink_to(tmp_path / "outside")
+    os.mkfifo(root / "proc/modules")
+    assert cli("--root", str(root)).stdout.startswith("gpu-node-07: no NVIDIA GPU")
+    facts = json.loads(cli("--root", str(root), "--json", "--no-redact").stdout)["facts"]
+    assert facts["host"] == {
+        "hostname": "gpu-node-07", "boot_id": "", "kernel": "", "system": "", "cpus": None, "memory_mib": None
+    }  # fmt: skip
+    assert {"memory", "modules"} <= {unread["fact"] for unread in facts["unread"]}
+
+
 def test_a_folder_that_shows_no_bus_is_not_said_to_have_no_gpu(tmp_path: Path) -> None:
     done = cli("--root", str(tmp_path))
     assert "no NVIDIA GPU" not in done.stdout
