@@ -45,12 +45,12 @@ def read_host_of_tree(root: Path, reader: Reader) -> Host:
     cpus = len(
         re.findall(r"^processor\s*:", reader.raw(root / "proc/cpuinfo", _CPUINFO).decode(errors="replace"), re.M)
     )
-    names = dict(_OS_RELEASE.findall(said("etc/os-release")))
+    names: dict[str, str] = dict(_OS_RELEASE.findall(said("etc/os-release")))
     return Host(
         hostname=said("proc/sys/kernel/hostname") or said("etc/hostname").partition("\n")[0],
         boot_id=said("proc/sys/kernel/random/boot_id"),
         kernel=said("proc/sys/kernel/osrelease"),
-        system=names.get("PRETTY_NAME", names.get("NAME", "")),
+        system=names.get("PRETTY_NAME") or names.get("NAME") or "",
         cpus=cpus or None,
         memory_mib=_memory_mib(said("proc/meminfo")),
     )
