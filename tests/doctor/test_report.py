@@ -259,6 +259,48 @@ async def test_what_does_not_answer_is_left_behind(tmp_path: Path, mock_clock: t
     assert len(facts.pci_gpus) == 2
 
 
+class Hanging:
+    """A machine of which some programs are ended as late as can be: when all else that is asked of it has been asked."""
+
+    def __init__(self, patient: Patient, *programs: str) -> None:
+        self.root, self.reader, self.host = patient.root, patient.reader, patient.host
+        self.patient, self.programs, self.late = patient, programs, trio.Event()
+        self.seen: list[str] = []
+
+    async def ask(self, program: str, *args: str) -> Ran:
+        if program == "lspci":
+            self.late.set()
+        if program not in self.programs:
+            return await self.patient.ask(program, *args)
+        self.seen.append("asked")
+        await self.late.wait()
+        await trio.testing.wait_all_tasks_blocked()
+        self.seen.append("ended")
+        return Ran((program, *args), None, "", "")
+
+
+@pytest.mark.parametrize(
+    ("programs", "shown", "spoken", "severity"),
+    [
+        (("nvidia-smi",), 8, "gpu.source.smi", Severity.WARN),
+        (("nvml",), 8, "gpu.source.nvml", Severity.WARN),
+        (("nvidia-smi", "nvml"), 0, "gpu.driver.unreachable", Severity.FAIL),
+    ],
+)
+async def test_a_program_that_hangs_costs_its_own_answer_and_that_once(
+    programs: tuple[str, ...], shown: int, spoken: str, severity: Severity, tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    """Adapters are read meanwhile, and each program is waited for once: that is how it ends in time."""
+    machine = Hanging(rendered("hgx-h100", tmp_path_factory), *programs)
+    facts = await collect(Asker(machine, Discovery(root=str(machine.root), timeout_s=8), gap_s=0), whole_s=5)
+    assert machine.seen == sorted(machine.seen)
+    assert {"adapters", "counters", "acs", "netdevs", "stuck"} & {u.fact for u in facts.unread} <= {"stuck"}
+    assert (len(facts.adapters), len(facts.cards), len(facts.devices)) == (9, shown, shown)
+    found = next(v for v in judge(facts, CHECKS) if v.severity in (Severity.FAIL, Severity.WARN))
+    assert (found.id, found.severity) == (spoken, severity)
+    assert "did not answer within 8 s" in found.text
+
+
 BLIND = {"gpu.persistence", "gpu.throttle", "gpu.ecc.mode", "pci.width", "pci.speed", "fw.mixed"}
 
 
