@@ -212,6 +212,10 @@ async def test_difference_names_what_changed(tmp_path_factory: pytest.TempPathFa
         "+ fail time.sync: Nothing keeps this machine's clock right.",
         "  clock.synchronized: True -> False",
     ]
+    # Devices share their model's name, and what is unset on both sides is no difference.
+    first, *others = a.facts.devices
+    c = Document("1", False, evolve(a.facts, devices=(evolve(first, uuid="GPU-x"), *others), compat=("",)))
+    assert list(difference(a, c, ())) == [f"  devices[0].uuid: {first.uuid} -> GPU-x"]
 
 
 async def test_the_network_of_a_rank_is_what_engines_are_given(tmp_path_factory: pytest.TempPathFactory) -> None:
