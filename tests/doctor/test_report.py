@@ -23,7 +23,7 @@ from llmgw.discovery.machine import LiveMachine
 from llmgw.doctor.checks import CHECKS
 from llmgw.doctor.collect import WHOLE_S, collect
 from llmgw.doctor.document import Document, as_json, difference, from_json, read_text
-from llmgw.doctor.facts import Answer, Facts, Peer
+from llmgw.doctor.facts import Answer, Facts, Peer, Reach
 from llmgw.doctor.gather import Asker
 from llmgw.doctor.network import plans
 from llmgw.doctor.redact import redacted
@@ -182,18 +182,40 @@ def test_redaction_leaves_nothing_of_where_a_machine_is() -> None:
         "curl -H 'Authorization: Bearer abcdefgh' https://user:pa55word@hub.example/x": "",
         "hf_abcdefghijklmnopqrstuvwx": "hidden",
         "Serial Number : 1654922012345": "Serial Number : hidden",
+        "gpu_serial: '1654922012345', S/N=1654922012346": "gpu_serial: 'hidden', S/N=hidden",
+        "0c-42-a1-5d-e5-a6 0c42.a15d.e5a6": "00:00:00:00:00:00 00:00:00:00:00:00",
+        "80:00:02:08:fe:80:00:00:00:00:00:00:0c:42:a1:03:00:5d:e5:a6": "00:00:00:00:00:00",
+        "0c42a103005de5a6, 0xc42a103005de5a6": "",
+        "c3ca3e9348d249521b697de4e8afd915": "",
+        "at 192.0.2.77. ip-192-0-2-77.internal, 2a01:4f8:c17:1234::7.": "",
+        "/home/alice/x": "",
+        '--api-key abcdefgh, "api_key": "abcdefgh", password: pa55word': "",
+        "ghp_abcdefghijklmnopqrstuvwxyz eyJhbGciOi.eyJzdWIi.abcdefgh nvapi-abcdefghi": "hidden hidden hidden",
+        "alice@example.com of nas01.lab.example and NAS02.lab.example.": "hidden of a-host and a-host.",
     }
     facts = evolve(
-        Facts(), host=Host("gpu-node-07.lab.example", "b"), kernel_log=tuple(said), peer=Peer("gpu-node-08", "10.1.1.8")
-    )
+        Facts(), host=Host("gpu-node-07.lab.example", "b"), kernel_log=tuple(said), peer=Peer("gpu-node-08", "10.1.1.8"),
+        reach=(Reach("gw.corp.test:7443", "cannot be found: gw.corp.test"),), address="n7",
+    )  # fmt: skip
     hidden = redacted(facts, b"k")
     for (before, after), line in zip(said.items(), hidden.kernel_log, strict=True):
         assert not after or line == after, before
     written = json.dumps(as_json(Document("1", True, hidden), CHECKS)).lower()
     for secret in ("gpu-node", "2a01:4f8", "a103", "a1ff", "5de5a6", "5d:e5", "hf_abc", "a b", "12345678", "abcdefgh",
-                   "pa55", "1654922"):  # fmt: skip
+                   "pa55", "1654922", "c3ca3e", "192.0.2.77", "192-0-2", "alice", "nvapi", "eyj", "nas0",
+                   "gw.corp"):  # fmt: skip
         assert secret not in written, secret
+    assert [r.address for r in hidden.reach] == ["control-plane:7443"]
+    assert hidden.address == "this-host"
     assert redacted(hidden, b"k").kernel_log[0] == hidden.kernel_log[0]
+
+
+async def test_a_host_that_is_called_like_its_cards_does_not_rename_them(
+    tmp_path_factory: pytest.TempPathFactory,
+) -> None:
+    facts = await facts_of(rendered("hgx-h100", tmp_path_factory), "hgx-h100")
+    hidden = redacted(evolve(facts, host=Host("h100.lab.example", "b")), b"k")
+    assert (hidden.host.hostname, hidden.cards[0].reading.name) == ("this-host", facts.cards[0].reading.name)
 
 
 async def test_secrets_in_commands_are_hidden(tmp_path_factory: pytest.TempPathFactory) -> None:
