@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import os
+import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -105,12 +106,16 @@ def command(
         document = _load(source)
     else:
         document = _read(path, root, run_programs=run_programs or root is None, peer=peer)
-    if as_json:
-        _print(document, checks, keep=no_redact, live=source is None and root is None)
     verdicts = judge(document.facts, checks)
-    if not as_json:
-        for line in lines(document.facts, verdicts, unknown=unknown):
-            echo(line.text, fg=_COLOURS.get(line.severity.value) if line.severity else None)
+    try:
+        if as_json:
+            _print(document, checks, keep=no_redact, live=source is None and root is None)
+        else:
+            for line in lines(document.facts, verdicts, unknown=unknown):
+                echo(line.text, fg=_COLOURS.get(line.severity.value) if line.severity else None)
+    except BrokenPipeError:
+        # Who reads the first lines only is told no less by the exit code. Nothing is left to be written at the end.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
     ctx.exit(exit_code(verdicts, strict=strict))
 
 

@@ -23,7 +23,7 @@ from llmgw.discovery.machine import LiveMachine
 from llmgw.doctor.checks import CHECKS
 from llmgw.doctor.collect import WHOLE_S, collect
 from llmgw.doctor.document import Document, as_json, difference, from_json, read_text
-from llmgw.doctor.facts import Answer, Facts, Peer, Reach
+from llmgw.doctor.facts import Answer, Facts, PciFunction, Peer, Reach
 from llmgw.doctor.gather import Asker
 from llmgw.doctor.network import plans
 from llmgw.doctor.redact import redacted
@@ -445,6 +445,22 @@ def test_the_command_replays_its_own_json(tmp_path: Path) -> None:
     (tmp_path / "b.json").write_text(cli("--from", str(tmp_path / "a.json"), "--json").stdout)
     blanked = cli("--from", str(tmp_path / "b.json"), "--json")
     assert blanked.stdout == (tmp_path / "b.json").read_text()
+
+
+def test_a_reader_that_leaves_does_not_change_how_it_ends(tmp_path: Path) -> None:
+    facts = Facts(
+        pci_gpus=(PciFunction("0000:33:00.0"),), smi=Answer("timeout", "it hangs"), nvml=Answer("timeout", "so")
+    )
+    for name, said, code in (("well", Facts(), 0), ("ill", facts, 1)):
+        (tmp_path / name).write_text(json.dumps(as_json(Document("1", False, said), CHECKS)))
+        for words in (["--from", str(tmp_path / name)], ["--from", str(tmp_path / name), "--json"]):
+            reader, writer = os.pipe()
+            os.close(reader)
+            with os.fdopen(writer, "w") as shut:
+                done = subprocess.run(
+                    [sys.executable, "-m", "llmgw", "doctor", *words], stdout=shut, stderr=subprocess.PIPE, check=False
+                )
+            assert (done.returncode, done.stderr) == (code, b"")
 
 
 def test_what_the_command_refuses() -> None:
