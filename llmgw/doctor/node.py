@@ -84,9 +84,9 @@ async def unit(g: Gathered) -> None:
                 raise Missing(f"/proc/{known.pid}/environ cannot be read", root=True)
         said = texts.pairs(environment)
         home = said.get("HOME", "/root").strip("/")
-        user = said.get("NCCL_CONF_FILE", "").strip("/") or f"{home}/.nccl.conf"
         found = list(texts.variables(environment, "environment"))
-        for path in (user, "etc/nccl.conf"):
+        # Not the file that NCCL_CONF_FILE names: engines get no such variable of the agent's.
+        for path in (f"{home}/.nccl.conf", "etc/nccl.conf"):
             found += texts.variables(await raw(path), f"/{path}")
         return tuple(found)
 

@@ -257,7 +257,12 @@ async def test_the_network_of_a_rank_is_what_engines_are_given(tmp_path_factory:
     )
     (plan,) = plans(await facts_of(patient, "hgx-b200", off))
     # The agent's own variables do not reach engines, files do.
-    alien = Change(files={"proc/900/environ": "NCCL_IB_DISABLE=1\0"})
+    alien = Change(
+        files={
+            "proc/900/environ": "NCCL_IB_DISABLE=1\0NCCL_CONF_FILE=/etc/other.conf\0",
+            "etc/other.conf": "NCCL_IB_DISABLE=1\n",
+        }
+    )
     assert plans(await facts_of(patient, "hgx-b200", alien))[0].ports
     # What llmgw sets wins over files, and the user's file over the system's.
     assert (plan.ports, [(v.name, v.source) for v in plan.overridden]) == (
