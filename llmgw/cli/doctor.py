@@ -215,6 +215,8 @@ def _read(path: Path, root: Path | None, *, run_programs: bool, peer: str | None
         machine = FilesOnly(discovery)
     live = root is None and discovery.root == "/"
     asker = Asker(machine, discovery, config, rules, os.environ if live else {}, dial if live else None)
+    if root is None:
+        asker = evolve(asker, agent_root=Path("/"))
     if peer is not None:
         asker = evolve(asker, peer=trying(peer, machine, config))
     return Document(__version__, False, trio.run(_patiently, asker))

@@ -15,7 +15,7 @@ import trio.testing
 from attrs import evolve
 
 from fakes.machines import MACHINES, render, write_state
-from fakes.patient import Patient
+from fakes.patient import Patient, certificate
 from llmgw.agent.kept import Kept, KeptFile
 from llmgw.cli.doctor import document_schema
 from llmgw.discovery.command import Ran
@@ -32,11 +32,12 @@ from llmgw.doctor.verdict import Check, Finding, Severity, chosen, judge
 from llmgw.errors import OperatorError
 from llmgw.hardware.inventory import Host
 from llmgw.settings.agent_part import node_settings
-from llmgw.settings.daemon import Discovery
+from llmgw.settings.catalog import EngineKind
+from llmgw.settings.daemon import Discovery, EngineInstall, TlsFiles
 from llmgw.settings.key_docs import DOCS
 from llmgw.settings.load import load_settings
 from llmgw.settings.yaml import read
-from tests.doctor.beds import Change, examine, facts_of, rendered
+from tests.doctor.beds import AGENT, Change, examine, facts_of, rendered
 
 TOP = Path(__file__).resolve().parents[2]
 
@@ -223,6 +224,22 @@ async def test_secrets_in_commands_are_hidden(tmp_path_factory: pytest.TempPathF
     engine = evolve(facts.engines[0], command=("docker", "-e", "HF_TOKEN=hf_abc", "--api-key", "sk-1", "serve"))
     shown = redacted(evolve(facts, engines=(engine,)), b"k").engines[0].command
     assert shown == ("docker", "-e", "HF_TOKEN=hidden", "--api-key", "hidden", "serve")
+
+
+async def test_the_agent_of_a_fake_machine_has_its_own_files_where_it_runs(
+    tmp_path: Path, tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    patient = rendered("hgx-h100", tmp_path_factory)
+    (tmp_path / "vllm").write_text("#!")
+    (tmp_path / "hardware.json").write_text('[{"uuid": "GPU-1"}]')
+    (tmp_path / "node.pem").write_bytes(certificate())
+    pem, install = str(tmp_path / "node.pem"), EngineInstall(EngineKind.VLLM, (str(tmp_path / "vllm"),))
+    agent = evolve(AGENT, state_dir=str(tmp_path), tls=TlsFiles(pem, pem, pem), engines=(install,))
+    asker = Asker(patient, Discovery(root=str(patient.root)), agent, gap_s=0)
+    there = await collect(asker)
+    assert (there.engines[0].trouble != "", there.known_cards, there.certificates) == (True, (), ())
+    here = await collect(evolve(asker, agent_root=Path("/")))
+    assert (here.engines[0].trouble, here.known_cards, len(here.certificates)) == ("", ("GPU-1",), 2)
 
 
 async def test_difference_names_what_changed(tmp_path_factory: pytest.TempPathFactory) -> None:
