@@ -14,7 +14,8 @@ from llmgw.discovery.command import Ran
 from llmgw.discovery.faults import DiscoveryError
 from llmgw.discovery.machine import Machine
 from llmgw.discovery.sysfs import Reader
-from llmgw.doctor.facts import Peer, PeerPath, Unread
+from llmgw.doctor.facts import Unread
+from llmgw.doctor.peer_facts import Peer, PeerPath
 from llmgw.doctor.tree import Missing
 from llmgw.hardware.fabric import FabricRule
 from llmgw.hardware.inventory import Host

@@ -16,8 +16,9 @@ from cryptography import x509
 from llmgw.discovery.machine import Machine
 from llmgw.discovery.sysfs import Reader
 from llmgw.doctor import texts
-from llmgw.doctor.facts import Certificate, Clock, Disk, Docker, Engine, Firewall, Limits, Netdev, Reach, Stuck, Unit
+from llmgw.doctor.facts import Netdev
 from llmgw.doctor.gather import Gathered
+from llmgw.doctor.node_facts import Certificate, Clock, Disk, Docker, Engine, Firewall, Limits, Reach, Stuck, Unit
 from llmgw.doctor.tree import Missing
 from llmgw.settings.daemon import EngineInstall
 

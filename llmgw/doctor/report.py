@@ -7,8 +7,9 @@ from collections.abc import Iterator, Sequence
 
 from attrs import evolve, frozen
 
-from llmgw.doctor.facts import Facts, Way
+from llmgw.doctor.facts import Facts
 from llmgw.doctor.network import plans
+from llmgw.doctor.peer_facts import Way
 from llmgw.doctor.verdict import Check, Severity, Verdict
 
 

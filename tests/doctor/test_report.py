@@ -23,9 +23,11 @@ from llmgw.discovery.machine import LiveMachine
 from llmgw.doctor.checks import CHECKS
 from llmgw.doctor.collect import WHOLE_S, collect
 from llmgw.doctor.document import Document, as_json, difference, from_json, read_text
-from llmgw.doctor.facts import Answer, Facts, PciFunction, Peer, Reach
+from llmgw.doctor.facts import Answer, Facts, PciFunction
 from llmgw.doctor.gather import Asker
 from llmgw.doctor.network import plans
+from llmgw.doctor.node_facts import Reach
+from llmgw.doctor.peer_facts import Peer
 from llmgw.doctor.redact import redacted
 from llmgw.doctor.report import exit_code, lines, manual
 from llmgw.doctor.verdict import Check, Finding, Severity, chosen, judge
