@@ -75,6 +75,8 @@ def command(
     if schema:
         echo(json.dumps(document_schema(), indent=2))
         return
+    if sum(given is not None for given in (source, diff, root)) > 1:
+        raise OperatorError("--from, --diff and --root", "each say what is looked at", "give one of them")
     if peer is not None and (source is not None or root is not None):
         raise OperatorError("--peer", "needs the machine itself", "leave out --from and --root")
     if peer_wait is not None:

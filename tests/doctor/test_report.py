@@ -489,6 +489,7 @@ def test_a_reader_that_leaves_does_not_change_how_it_ends(tmp_path: Path) -> Non
 
 def test_what_the_command_refuses() -> None:
     assert cli("--only", "gpu.nothing").returncode == 2
+    assert "give one of them" in cli("--from", __file__, "--root", "/").stderr
     assert cli("--explain", "pci.acs").stdout.startswith("pci.acs (warn)")
 
 
