@@ -172,13 +172,13 @@ def _print(document: Document, checks: Sequence[Check], *, keep: bool, live: boo
 
 def _key(facts: Facts, *, live: bool) -> bytes:
     """What names are hidden with: this machine's own secret, so that two days of one machine can be compared."""
-    secret = b""
-    if live:
-        try:
-            secret = Path("/etc/machine-id").read_bytes()
-        except OSError:
-            secret = b""
-    return hashlib.sha256(secret + facts.host.hostname.encode() + (b"" if secret else repr(facts).encode())).digest()
+    from llmgw.doctor.redact import key_of
+
+    try:
+        secret = Path("/etc/machine-id").read_bytes() if live else b""
+    except OSError:
+        secret = b""
+    return hashlib.sha256(secret + facts.host.hostname.encode()).digest() if secret else key_of(facts)
 
 
 def _config(path: Path, root: Path | None) -> AgentConfig | None:

@@ -28,7 +28,7 @@ from llmgw.doctor.gather import Asker
 from llmgw.doctor.network import plans
 from llmgw.doctor.node_facts import Reach
 from llmgw.doctor.peer_facts import Peer
-from llmgw.doctor.redact import redacted
+from llmgw.doctor.redact import key_of, redacted
 from llmgw.doctor.report import exit_code, lines, manual
 from llmgw.doctor.verdict import Check, Finding, Severity, chosen, judge
 from llmgw.errors import OperatorError
@@ -219,6 +219,15 @@ async def test_a_host_that_is_called_like_its_cards_does_not_rename_them(
     facts = await facts_of(rendered("hgx-h100", tmp_path_factory), "hgx-h100")
     hidden = redacted(evolve(facts, host=Host("h100.lab.example", "b")), b"k")
     assert (hidden.host.hostname, hidden.cards[0].reading.name) == ("this-host", facts.cards[0].reading.name)
+
+
+async def test_a_machine_is_hidden_alike_on_two_days(tmp_path_factory: pytest.TempPathFactory) -> None:
+    today = await facts_of(rendered("hgx-h100", tmp_path_factory), "hgx-h100")
+    tomorrow = evolve(today, now=today.now + 86400, kernel_log=("something else",))
+    assert key_of(today) == key_of(tomorrow)
+    first, *others = today.cards
+    swapped = evolve(first, reading=evolve(first.reading, uuid="GPU-x"))
+    assert len({key_of(f) for f in (today, evolve(today, cards=(swapped, *others)), Facts(), Facts(now=1.0))}) == 4
 
 
 async def test_secrets_in_commands_are_hidden(tmp_path_factory: pytest.TempPathFactory) -> None:
