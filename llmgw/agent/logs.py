@@ -29,6 +29,21 @@ def tail(folder: Path, lines: int = TAIL_LINES) -> tuple[str, ...]:
     return tuple(found[-lines:])
 
 
+def naming(folder: Path, word: bytes) -> tuple[str, ...]:
+    """The first lines in all of the log that have this word: what is said once, long before the tail. Blocking."""
+    found: list[str] = []
+    for name in ("engine.log.1", "engine.log"):
+        try:
+            with regular(folder / name) as file:
+                # A line without end is looked at in pieces.
+                while len(found) < DIAGNOSED_LINES and (line := file.readline(_TAIL_BYTES)):
+                    if word in line:
+                        found.append(line[:_LONGEST_LINE].decode(errors="replace"))
+        except OSError:
+            continue
+    return tuple(found)
+
+
 def _last_bytes(path: Path, count: int) -> bytes:
     try:
         with regular(path) as file:

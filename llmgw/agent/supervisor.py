@@ -36,7 +36,7 @@ from llmgw.agent.proctree import PROC
 from llmgw.agent.records import Record
 from llmgw.agent.shard import Shard
 from llmgw.agent.tracking import Tracking
-from llmgw.engines.diagnosis import Noticing, diagnose
+from llmgw.engines.diagnosis import NOTICED_WORD, Noticing, diagnose
 from llmgw.engines.progress import progress
 from llmgw.scheduler.scale import EngineLoad
 from llmgw.scheduler.state import Exit, ShardReport, ShardState
@@ -262,8 +262,8 @@ class Supervisor:
         # What a rank above 0 has loaded only its log says, and it may have said it before it was adopted.
         from_end = self._adopted and self.record.rank == 0
         reader = logs.LogReader(self.folder / "engine.log", from_end=from_end)
-        if from_end:
-            self._notice(await trio.to_thread.run_sync(logs.tail, self.folder, logs.DIAGNOSED_LINES))
+        if self._adopted:
+            self._notice(await trio.to_thread.run_sync(logs.naming, self.folder, NOTICED_WORD))
         loading = True
         while loading:
             # What it logged before it was ready is looked at once more when it is.

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import json
 from typing import Any
 
@@ -42,7 +41,7 @@ def doctor(
     from llmgw.doctor.checks import CHECKS
     from llmgw.doctor.document import as_json as document_json
     from llmgw.doctor.document import from_json
-    from llmgw.doctor.redact import redacted
+    from llmgw.doctor.redact import key_of, redacted
     from llmgw.doctor.report import exit_code, lines
     from llmgw.doctor.verdict import chosen, judge
 
@@ -61,8 +60,8 @@ def doctor(
         codes.add(exit_code(verdicts, strict=strict))
         if as_json:
             if not no_redact and not document.redacted:
-                key = hashlib.sha256(document.facts.host.hostname.encode() + repr(document.facts).encode()).digest()
-                document = evolve(document, redacted=True, facts=redacted(document.facts, key))
+                facts = redacted(document.facts, key_of(document.facts))
+                document = evolve(document, redacted=True, facts=facts)
             shown[node] = document_json(document, checks)
             continue
         echo(f"\n{node}", bold=True)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import os
+import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -74,6 +75,8 @@ def command(
     if schema:
         echo(json.dumps(document_schema(), indent=2))
         return
+    if sum(given is not None for given in (source, diff, root)) > 1:
+        raise OperatorError("--from, --diff and --root", "each say what is looked at", "give one of them")
     if peer is not None and (source is not None or root is not None):
         raise OperatorError("--peer", "needs the machine itself", "leave out --from and --root")
     if peer_wait is not None:
@@ -105,12 +108,16 @@ def command(
         document = _load(source)
     else:
         document = _read(path, root, run_programs=run_programs or root is None, peer=peer)
-    if as_json:
-        _print(document, checks, keep=no_redact, live=source is None and root is None)
     verdicts = judge(document.facts, checks)
-    if not as_json:
-        for line in lines(document.facts, verdicts, unknown=unknown):
-            echo(line.text, fg=_COLOURS.get(line.severity.value) if line.severity else None)
+    try:
+        if as_json:
+            _print(document, checks, keep=no_redact, live=source is None and root is None)
+        else:
+            for line in lines(document.facts, verdicts, unknown=unknown):
+                echo(line.text, fg=_COLOURS.get(line.severity.value) if line.severity else None)
+    except BrokenPipeError:
+        # Who reads the first lines only is told no less by the exit code. Nothing is left to be written at the end.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
     ctx.exit(exit_code(verdicts, strict=strict))
 
 
@@ -165,13 +172,13 @@ def _print(document: Document, checks: Sequence[Check], *, keep: bool, live: boo
 
 def _key(facts: Facts, *, live: bool) -> bytes:
     """What names are hidden with: this machine's own secret, so that two days of one machine can be compared."""
-    secret = b""
-    if live:
-        try:
-            secret = Path("/etc/machine-id").read_bytes()
-        except OSError:
-            secret = b""
-    return hashlib.sha256(secret + facts.host.hostname.encode() + (b"" if secret else repr(facts).encode())).digest()
+    from llmgw.doctor.redact import key_of
+
+    try:
+        secret = Path("/etc/machine-id").read_bytes() if live else b""
+    except OSError:
+        secret = b""
+    return hashlib.sha256(secret + facts.host.hostname.encode()).digest() if secret else key_of(facts)
 
 
 def _config(path: Path, root: Path | None) -> AgentConfig | None:
@@ -210,6 +217,8 @@ def _read(path: Path, root: Path | None, *, run_programs: bool, peer: str | None
         machine = FilesOnly(discovery)
     live = root is None and discovery.root == "/"
     asker = Asker(machine, discovery, config, rules, os.environ if live else {}, dial if live else None)
+    if root is None:
+        asker = evolve(asker, agent_root=Path("/"))
     if peer is not None:
         asker = evolve(asker, peer=trying(peer, machine, config))
     return Document(__version__, False, trio.run(_patiently, asker))

@@ -13,7 +13,7 @@ from llmgw.errors import OperatorError
 
 if TYPE_CHECKING:
     from llmgw.discovery.machine import Machine
-    from llmgw.doctor.facts import Peer, PeerPath
+    from llmgw.doctor.peer_facts import Peer, PeerPath
     from llmgw.settings.daemon import AgentConfig
 
 

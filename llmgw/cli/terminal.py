@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import sys
 from collections.abc import Sequence
 from typing import Any
@@ -46,7 +47,10 @@ def plain(text: str) -> str:
 def echo(text: str = "", *, err: bool = False, nl: bool = True, fg: str | None = None, bold: bool = False) -> None:
     """Lines for people. Whatever a node, a peer or a file said in them is made :func:`plain`; ends of lines stay."""
     shown = "\n".join(plain(line) for line in text.split("\n"))
-    click.secho(shown, err=err, nl=nl, fg=fg, bold=bold or None)  # noqa: TID251
+    if (fg is None and not bold) or os.environ.get("NO_COLOR") or os.environ.get("TERM") == "dumb":
+        click.echo(shown, err=err, nl=nl)  # noqa: TID251
+    else:
+        click.secho(shown, err=err, nl=nl, fg=fg, bold=bold or None)  # noqa: TID251
 
 
 def echo_json(value: Any) -> None:

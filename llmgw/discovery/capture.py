@@ -17,9 +17,10 @@ import cattrs
 from attrs import asdict, evolve, frozen
 
 from llmgw.discovery.command import MAX_OUTPUT_BYTES, Ran
+from llmgw.discovery.confined import ConfinedReader
 from llmgw.discovery.faults import DiscoveryError
 from llmgw.discovery.machine import Machine
-from llmgw.discovery.sysfs import SWITCH_MANAGEMENT, DiskReader, Reader
+from llmgw.discovery.sysfs import SWITCH_MANAGEMENT, Reader
 from llmgw.hardware.fabric import FabricRule
 from llmgw.hardware.inventory import Host
 from llmgw.settings.convert import strict_converter
@@ -207,28 +208,17 @@ class _Said:
     error: tuple[str, ...] = ()
 
 
-class _ConfinedReader(DiskReader):
-    """Reads a folder that somebody sent: nothing outside of it, wherever its links lead."""
+class _CapturedReader(ConfinedReader):
+    """Reads a capture's files."""
 
     def __init__(self, folder: Path) -> None:
+        super().__init__(folder)
         self._folder = folder
-        self._top = os.path.realpath(folder)
         self.unusable: frozenset[str] = frozenset()
-
-    def raw(self, path: Path, limit: int) -> bytes:
-        """See :class:`llmgw.discovery.sysfs.Reader`."""
-        return super().raw(path, limit) if self._within(path) and path.is_file() else b""
-
-    def names(self, path: Path) -> tuple[str, ...]:
-        """See :class:`llmgw.discovery.sysfs.Reader`."""
-        return super().names(path) if self._within(path) else ()
 
     def usable(self, path: Path) -> bool:
         """See :class:`llmgw.discovery.sysfs.Reader`: as it was then."""
         return str(path.relative_to(self._folder)) not in self.unusable
-
-    def _within(self, path: Path) -> bool:
-        return os.path.realpath(path).startswith(f"{self._top}/")
 
 
 class CapturedMachine:
@@ -239,7 +229,7 @@ class CapturedMachine:
 
     def __init__(self, folder: Path) -> None:
         self._root = folder
-        self._reader = _ConfinedReader(folder)
+        self._reader = _CapturedReader(folder)
         convert = strict_converter(forbid_unknown=False)
         try:
             about = json.loads((folder / MARK).read_bytes())

@@ -12,6 +12,8 @@ from llmgw.discovery.sysfs import Reader
 from llmgw.hardware.inventory import Host
 
 _PROC = Path("/proc")
+_CPUINFO = 4 * 1024 * 1024
+_OS_RELEASE = re.compile(r"""^(\w+)=["']?([^"'\n]*)""", re.MULTILINE)
 
 
 def boot_id() -> str:
@@ -31,6 +33,26 @@ def read_host(root: Path, reader: Reader) -> Host:
         system=_system(),
         cpus=len(os.sched_getaffinity(0)),
         memory_mib=_memory_mib(reader.text(root / "proc/meminfo")) or _memory_mib(_own_meminfo()),
+    )
+
+
+def read_host_of_tree(root: Path, reader: Reader) -> Host:
+    """The same of a folder with another machine's files: what they do not say is empty, and not this machine's."""
+
+    def said(path: str) -> str:
+        return reader.text(root / path) or ""
+
+    cpus = len(
+        re.findall(r"^processor\s*:", reader.raw(root / "proc/cpuinfo", _CPUINFO).decode(errors="replace"), re.M)
+    )
+    names: dict[str, str] = dict(_OS_RELEASE.findall(said("etc/os-release")))
+    return Host(
+        hostname=said("proc/sys/kernel/hostname") or said("etc/hostname").partition("\n")[0],
+        boot_id=said("proc/sys/kernel/random/boot_id"),
+        kernel=said("proc/sys/kernel/osrelease"),
+        system=names.get("PRETTY_NAME") or names.get("NAME") or "",
+        cpus=cpus or None,
+        memory_mib=_memory_mib(said("proc/meminfo")),
     )
 
 

@@ -15,8 +15,9 @@ from typing import Protocol
 import trio
 
 from llmgw.discovery.command import Ran, run
+from llmgw.discovery.confined import ConfinedReader
 from llmgw.discovery.faults import DiscoveryError
-from llmgw.discovery.host import read_host
+from llmgw.discovery.host import read_host, read_host_of_tree
 from llmgw.discovery.sysfs import DiskReader, Reader
 from llmgw.hardware.inventory import Host
 from llmgw.settings.daemon import Discovery
@@ -68,7 +69,7 @@ class LiveMachine:
     def __init__(self, config: Discovery) -> None:
         self._config = config
         self._root = Path(config.root)
-        self._reader = DiskReader()
+        self._reader: Reader = DiskReader()
         self._left: dict[str, trio.Process] = {}
 
     @property
@@ -139,6 +140,14 @@ class LiveMachine:
 
 class FilesOnly(LiveMachine):
     """A folder that stands in for a machine's root and of which nothing is run."""
+
+    def __init__(self, config: Discovery) -> None:
+        super().__init__(config)
+        self._reader = ConfinedReader(self._root)
+
+    def host(self) -> Host:
+        """See :class:`Machine`: the one whose files these are."""
+        return read_host_of_tree(self._root, self._reader)
 
     async def ask(self, program: str, *args: str) -> Ran:
         """See :class:`Machine`: there is nobody to ask."""

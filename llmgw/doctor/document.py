@@ -27,6 +27,8 @@ _VOLATILE = frozenset(
 )
 """Facts that differ at every reading, and those that are lists of lines: their findings are compared instead."""
 
+_NAMES = ("name", "label", "path", "adapter")
+
 
 @attrs.frozen
 class Document:
@@ -124,8 +126,9 @@ def difference(a: Document, b: Document, checks: Sequence[Check]) -> Iterator[st
             continue
         old, new = (dict(_flat(convert.unstructure(getattr(d.facts, field.name)), field.name)) for d in (a, b))
         for path in dict.fromkeys((*old, *new)):
-            if old.get(path) != new.get(path):
-                yield f"  {path}: {_shown(old.get(path))} -> {_shown(new.get(path))}"
+            was, is_now = _shown(old.get(path)), _shown(new.get(path))
+            if was != is_now:
+                yield f"  {path}: {was} -> {is_now}"
 
 
 def _shown(value: Any) -> str:
@@ -133,13 +136,18 @@ def _shown(value: Any) -> str:
 
 
 def _flat(value: Any, path: str) -> Iterator[tuple[str, Any]]:
-    """Every leaf with its path. Things of a list go by their name where they have one."""
+    """Every leaf with its path. Things of a list go by their name where each has one of its own."""
     if isinstance(value, dict):
         for key, inner in value.items():
             yield from _flat(inner, f"{path}.{key}")
     elif isinstance(value, list | tuple):
+        names = [_name(inner) for inner in value]
+        by_name = all(names) and len(set(names)) == len(names)
         for number, inner in enumerate(value):
-            name = inner.get("name") or inner.get("label") if isinstance(inner, dict) else None
-            yield from _flat(inner, f"{path}[{name or number}]")
+            yield from _flat(inner, f"{path}[{names[number] if by_name else number}]")
     else:
         yield path, value
+
+
+def _name(thing: Any) -> str:
+    return next((str(thing[key]) for key in _NAMES if thing.get(key)), "") if isinstance(thing, dict) else ""

@@ -8,6 +8,21 @@ from __future__ import annotations
 
 from attrs import frozen
 
+from llmgw.doctor.node_facts import (
+    Certificate,
+    Clock,
+    Disk,
+    Docker,
+    Engine,
+    Firewall,
+    Limits,
+    Memory,
+    Reach,
+    Stuck,
+    Unit,
+    Variable,
+)
+from llmgw.doctor.peer_facts import Peer, PeerPath
 from llmgw.hardware.fabric import FabricRule
 from llmgw.hardware.inventory import Adapter, Device, Driver, Fabric, Host
 from llmgw.hardware.reading import CardReading
@@ -159,177 +174,16 @@ class Acs:
     redirects: bool
 
 
-@frozen
-class Unit:
-    """The agent's systemd unit. Limits are systemd's words, ``infinity`` or a number."""
-
-    name: str = ""
-    load: str = ""
-    memlock: str = ""
-    stale: bool = False
-    pid: int = 0
-
-
-@frozen
-class Limits:
-    """Soft limits of the running agent; ``None`` is no limit. Bytes, but for ``files``."""
-
-    memlock_bytes: int | None = None
-    files: int | None = None
-    stack_bytes: int | None = None
-
-
-@frozen
-class Variable:
-    """A variable that NCCL, Gloo or an engine reads. ``source`` is a file, or ``environment``."""
-
-    name: str
-    value: str
-    source: str
-
-
-@frozen
-class Firewall:
-    """What happens to new connections from outside. ``allows`` are the rules that let some in."""
-
-    program: str = ""
-    drops: bool = False
-    allows: tuple[str, ...] = ()
-
-
-@frozen
-class Disk:
-    """A folder that is filled, and its disk. ``purpose`` says what for."""
-
-    path: str
-    purpose: str
-    free_mib: int
-    total_mib: int
-    inodes_free_percent: float | None = None
-    writable: bool = True
-
-
-@frozen
-class Memory:
-    """The host's memory in MiB; ``reserved`` is what is set aside as huge pages."""
-
-    total_mib: int = 0
-    available_mib: int = 0
-    reserved_mib: int = 0
-
-
-@frozen
-class Clock:
-    """Whether something keeps the clock right."""
-
-    synchronized: bool = True
-    by: str = ""
-
-
-@frozen
-class Certificate:
-    """One of the agent's certificates. Times are seconds since 1970."""
-
-    path: str
-    not_before: float = 0.0
-    not_after: float = 0.0
-    trouble: str = ""
-
-
-@frozen
-class Engine:
-    """An engine that is declared. Versions are empty where its packages do not say."""
-
-    kind: str
-    command: tuple[str, ...]
-    trouble: str = ""
-    version: str = ""
-    cuda: str = ""
-    nccl: str = ""
-
-
-@frozen
-class Docker:
-    """How containers get their GPUs."""
-
-    cgroup_driver: str = ""
-    cdi: bool = False
-    links: bool = False
-
-
-@frozen
-class Stuck:
-    """A process that holds a GPU and does not run: ``state`` is the kernel's letter."""
-
-    pid: int
-    name: str
-    state: str
-
-
-@frozen
-class Reach:
-    """An address that this node dials. ``trouble`` is why it could not be reached."""
-
-    address: str
-    trouble: str = ""
-
-
-@frozen
-class Peer:
-    """Another node that this one was asked to try. ``host`` is as it was asked for, ``name`` what it calls itself.
-
-    ``trouble`` is why the doctor there could not be spoken with.
-    """
-
-    host: str = ""
-    address: str = ""
-    name: str = ""
-    trouble: str = ""
-
-
-@frozen
-class PeerPort:
-    """A port that one node opened and the other tried. ``trouble`` is why it could not be reached."""
-
-    port: int
-    trouble: str = ""
-
-
-@frozen
-class Way:
-    """What gets from one node to the other. Sizes are bytes of an IP packet.
-
-    ``mtu`` is that of the sender's interface, ``largest`` the largest packet that arrived whole, 0 where none did.
-    ``bulk`` is why more than a few packets over TCP did not arrive.
-    """
-
-    ports: tuple[PeerPort, ...] = ()
-    mtu: int = 0
-    largest: int = 0
-    bulk: str = ""
-
-
-@frozen
-class PeerPath:
-    """The bootstrap path to the other node, both ways.
-
-    ``ahead_s`` is how far the other clock is ahead of this one, within half of ``rtt_ms``. ``address`` is this node's
-    on that path and ``seen`` what the other one sees. ``named_here`` is what the other's name comes to here,
-    ``named_there`` what this node's name comes to there.
-    """
-
-    rtt_ms: float = 0.0
-    ahead_s: float = 0.0
-    address: str = ""
-    seen: str = ""
-    named_here: tuple[str, ...] = ()
-    named_there: tuple[str, ...] = ()
-    there: Way = Way()
-    back: Way = Way()
-
-
 _NO_HOST = Host("", "")
 _NO_DRIVER = Driver("")
+_NO_UNIT = Unit()
+_NO_LIMITS = Limits()
+_NO_FIREWALL = Firewall()
+_NO_MEMORY = Memory()
+_CLOCK = Clock()
+_NO_DOCKER = Docker()
+_NO_PEER = Peer()
+_NO_PATH = PeerPath()
 
 
 @frozen
@@ -386,28 +240,28 @@ class Facts:
     wanted_classes: tuple[str, ...] = ()
     plane_ahead_s: float = 0.0
     peer_memory: tuple[str, ...] = ()
-    unit: Unit = Unit()
-    limits: Limits = Limits()
+    unit: Unit = _NO_UNIT
+    limits: Limits = _NO_LIMITS
     variables: tuple[Variable, ...] = ()
     host_addresses: tuple[str, ...] = ()
     address: str = ""
     interface: str = ""
-    firewall: Firewall = Firewall()
+    firewall: Firewall = _NO_FIREWALL
     port_range: str = ""
     disks: tuple[Disk, ...] = ()
     shm_mib: int = 0
-    memory: Memory = Memory()
+    memory: Memory = _NO_MEMORY
     numa_balancing: int = 0
-    clock: Clock = Clock()
+    clock: Clock = _CLOCK
     certificates: tuple[Certificate, ...] = ()
     known_cards: tuple[str, ...] = ()
     engines: tuple[Engine, ...] = ()
-    docker: Docker = Docker()
+    docker: Docker = _NO_DOCKER
     remove_ipc: bool = False
     stuck: tuple[Stuck, ...] = ()
     reach: tuple[Reach, ...] = ()
-    peer: Peer = Peer()
-    peer_path: PeerPath = PeerPath()
+    peer: Peer = _NO_PEER
+    peer_path: PeerPath = _NO_PATH
     unread: tuple[Unread, ...] = ()
 
     def adapter(self, name: str) -> Adapter | None:

@@ -14,7 +14,8 @@ from llmgw.discovery.command import Ran
 from llmgw.discovery.faults import DiscoveryError
 from llmgw.discovery.machine import Machine
 from llmgw.discovery.sysfs import Reader
-from llmgw.doctor.facts import Peer, PeerPath, Unread
+from llmgw.doctor.facts import Unread
+from llmgw.doctor.peer_facts import Peer, PeerPath
 from llmgw.doctor.tree import Missing
 from llmgw.hardware.fabric import FabricRule
 from llmgw.hardware.inventory import Host
@@ -30,7 +31,8 @@ class Asker:
 
     ``rules`` are the declared fabrics; ``environment`` are this process's variables, for where no agent runs. ``dial``
     tries an address and says why it could not be reached; ``None`` where nothing may be dialled. ``peer`` tries another
-    node, where one was named.
+    node, where one was named. ``agent_root`` is where the agent's own files are, where that is not the machine's root:
+    an agent of a fake machine runs on a real one.
     """
 
     machine: Machine
@@ -42,6 +44,7 @@ class Asker:
     peer: Callable[[], Awaitable[tuple[Peer, PeerPath | None]]] | None = None
     wall: Callable[[], float] = time.time
     gap_s: float = GAP_S
+    agent_root: Path | None = None
 
 
 class Once:
@@ -90,6 +93,7 @@ class Gathered:
         self.found: dict[str, Any] = {}
         self.unread: dict[str, Unread] = {}
         self.cards_done = trio.Event()
+        self.agent_root = asker.machine.root if asker.agent_root is None else asker.agent_root
 
     def miss(self, fact: str, why: str, *, root: bool = False) -> None:
         """Say that a fact could not be read."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from pathlib import Path
 
 import trio
 from attrs import evolve
@@ -47,5 +48,7 @@ async def read_node(config: AgentConfig, environment: Mapping[str, str]) -> Docu
         machine = captured = CapturedMachine(machine.root)
         rules = captured.rules
     live = discovery.root == "/"
-    asker = Asker(machine, discovery, config, rules, environment if live else {}, dial if live else None)
+    asker = Asker(
+        machine, discovery, config, rules, environment if live else {}, dial if live else None, agent_root=Path("/")
+    )
     return Document(__version__, False, await collect(asker))

@@ -8,7 +8,8 @@ from __future__ import annotations
 
 from attrs import frozen
 
-from llmgw.doctor.facts import Facts, Variable
+from llmgw.doctor.facts import Facts
+from llmgw.doctor.node_facts import Variable
 from llmgw.engines.nccl import interfaces_selected, nccl_env, ports_selected
 from llmgw.hardware.fabric import hca_list, natural
 

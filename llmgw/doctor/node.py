@@ -6,6 +6,7 @@ import ipaddress
 import json
 import re
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
 import trio
@@ -13,9 +14,11 @@ from attrs import evolve
 from cryptography import x509
 
 from llmgw.discovery.machine import Machine
+from llmgw.discovery.sysfs import Reader
 from llmgw.doctor import texts
-from llmgw.doctor.facts import Certificate, Clock, Disk, Docker, Engine, Firewall, Limits, Netdev, Reach, Stuck, Unit
+from llmgw.doctor.facts import Netdev
 from llmgw.doctor.gather import Gathered
+from llmgw.doctor.node_facts import Certificate, Clock, Disk, Docker, Engine, Firewall, Limits, Reach, Stuck, Unit
 from llmgw.doctor.tree import Missing
 from llmgw.settings.daemon import EngineInstall
 
@@ -84,9 +87,9 @@ async def unit(g: Gathered) -> None:
                 raise Missing(f"/proc/{known.pid}/environ cannot be read", root=True)
         said = texts.pairs(environment)
         home = said.get("HOME", "/root").strip("/")
-        user = said.get("NCCL_CONF_FILE", "").strip("/") or f"{home}/.nccl.conf"
         found = list(texts.variables(environment, "environment"))
-        for path in (user, "etc/nccl.conf"):
+        # Not the file that NCCL_CONF_FILE names: engines get no such variable of the agent's.
+        for path in (f"{home}/.nccl.conf", "etc/nccl.conf"):
             found += texts.variables(await raw(path), f"/{path}")
         return tuple(found)
 
@@ -135,8 +138,8 @@ async def storage(g: Gathered) -> None:
     async def disks() -> tuple[Disk, ...]:
         # Below another root, or before the agent has made it, a folder may not be there: df would fail for all.
         def exist() -> dict[str, str]:
-            names, root = g.machine.reader.names, g.machine.root
-            return {path: why for path, why in purposes.items() if path == "/" or names(root / path.strip("/"))}
+            names = g.machine.reader.names
+            return {path: why for path, why in purposes.items() if path == "/" or names(g.agent_root / path.strip("/"))}
 
         there: dict[str, str] = await g.thread(exist)
         space = await g.said("df", "-Pk", *there, ok=(0, 1))
@@ -197,7 +200,7 @@ async def _certificates(g: Gathered) -> tuple[Certificate, ...]:
         return ()
     made = []
     for path in (g.asker.agent.tls.certificate, g.asker.agent.tls.ca):
-        data: bytes = await g.thread(g.machine.reader.raw, g.machine.root / path.strip("/"), _BIG)
+        data: bytes = await g.thread(g.machine.reader.raw, g.agent_root / path.strip("/"), _BIG)
         if not data:
             raise Missing(f"{path} cannot be read", root=True)
         try:
@@ -213,7 +216,7 @@ async def _certificates(g: Gathered) -> tuple[Certificate, ...]:
 async def _known_cards(g: Gathered) -> tuple[str, ...]:
     if g.asker.agent is None:
         return ()
-    path = g.machine.root / g.asker.agent.state_dir.strip("/") / "hardware.json"
+    path = g.agent_root / g.asker.agent.state_dir.strip("/") / "hardware.json"
     data: bytes = await g.thread(g.machine.reader.raw, path, _BIG)
     if not data:
         return ()
@@ -226,28 +229,29 @@ async def _known_cards(g: Gathered) -> tuple[str, ...]:
 async def _engines(g: Gathered) -> tuple[Engine, ...]:
     if g.asker.agent is None:
         return ()
-    if not await g.thread(g.machine.reader.names, g.machine.root):
+    if not await g.thread(g.machine.reader.names, g.agent_root):
         raise Missing("/ cannot be listed")
-    return tuple([await g.thread(_engine, g.machine, install) for install in g.asker.agent.engines])
+    reader = g.machine.reader
+    return tuple([await g.thread(_engine, reader, g.agent_root, install) for install in g.asker.agent.engines])
 
 
-def _engine(machine: Machine, install: EngineInstall) -> Engine:
+def _engine(reader: Reader, root: Path, install: EngineInstall) -> Engine:
     """An installed engine by the packages beside its program: running it would take seconds."""
     program = install.command[0]
     places = [program.strip("/")] if program.startswith("/") else [f"{folder}/{program}" for folder in _PLACES]
-    found = next((place for place in places if machine.reader.raw(machine.root / place, 4)), None)
+    found = next((place for place in places if reader.raw(root / place, 4)), None)
     engine = Engine(install.kind.value, tuple(install.command), "" if found else f"{program} is not there")
     if found is None:
         return engine
-    lib = machine.root / found.rpartition("/")[0].rpartition("/")[0] / "lib"
+    lib = root / found.rpartition("/")[0].rpartition("/")[0] / "lib"
     versions: dict[str, str] = {}
     cuda = ""
-    for python in (name for name in machine.reader.names(lib) if name.startswith("python3")):
+    for python in (name for name in reader.names(lib) if name.startswith("python3")):
         packages = lib / python / "site-packages"
-        for name in machine.reader.names(packages):
+        for name in reader.names(packages):
             if dist := _DIST.fullmatch(name):
                 versions[re.sub(r"_cu\d+$", "", dist[1])] = dist[2]
-        said = _CUDA_LINE.search(machine.reader.text(packages / "torch/version.py") or "")
+        said = _CUDA_LINE.search(reader.text(packages / "torch/version.py") or "")
         cuda = cuda or (said[1] if said else "")
     if tag := _CUDA_TAG.search(versions.get("torch", "")):
         cuda = f"{tag[1]}.{tag[2]}"

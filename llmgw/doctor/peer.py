@@ -17,8 +17,8 @@ from typing import Any
 import trio
 from attrs import evolve, frozen
 
-from llmgw.doctor.facts import Peer, PeerPath, PeerPort, Way
 from llmgw.doctor.peer_door import MOST_PACKET, MOST_PORTS, Door, Place, crossed, opened
+from llmgw.doctor.peer_facts import Peer, PeerPath, PeerPort, Way
 from llmgw.errors import LlmgwError, first_error, leaves
 
 PORT = 28029

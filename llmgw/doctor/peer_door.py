@@ -14,7 +14,7 @@ from typing import Any
 import trio
 from attrs import define, field
 
-from llmgw.doctor.facts import PeerPort, Way
+from llmgw.doctor.peer_facts import PeerPort, Way
 
 DIAL_S = 2.0
 BULK_S = 2.5

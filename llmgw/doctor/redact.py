@@ -18,32 +18,65 @@ from llmgw.settings.convert import strict_converter
 
 HOST = "this-host"
 PEER = "other-host"
+PLANE = "control-plane"
 _KEPT_BITS = 8
 _AS_THEY_ARE = frozenset(
     {"firmware", "version", "kernel", "nccl", "cuda", "cuda_version", "vbios", "system", "pci_address"}
 )
-_V4 = re.compile(r"(?<![\w.])(\d{1,3}(?:\.\d{1,3}){3})(?![\w.])")
-_V6 = re.compile(r"(?<![\w:.])([0-9A-Fa-f]{0,4}(?::[0-9A-Fa-f]{0,4}){2,7})(?![\w:.])")
+_V4 = re.compile(r"(?<![\w.])(\d{1,3}(?:\.\d{1,3}){3})(?!\w|\.\w)")
+_V6 = re.compile(r"(?<![\w:.])([0-9A-Fa-f]{0,4}(?::[0-9A-Fa-f]{0,4}){2,7})(?!\w|[:.]\w)")
+_V4_NAME = re.compile(r"\bip(?:-\d{1,3}){4}\b")
+"""How a cloud names a host by its address."""
 _UUID = re.compile(r"\b([0-9a-fA-F]{8}(?:-[0-9a-fA-F]{4}){3}-[0-9a-fA-F]{12})\b")
-_MAC = re.compile(r"\b(?:[0-9a-fA-F]{2}:){5}[0-9a-fA-F]{2}\b")
-_SECRET = re.compile(r"""(?i)\b([\w-]*(?:token|key|secret|passw)[\w-]*=)(?:'[^']*'|"[^"]*"|\S+)""")
+_PLAIN_UUID = re.compile(r"\b[0-9a-f]{32}\b")
+_MAC = re.compile(
+    r"\b(?:[0-9a-fA-F]{2}:){5,}[0-9a-fA-F]{2}\b|\b(?:[0-9a-fA-F]{2}-){5,}[0-9a-fA-F]{2}\b"
+    r"|\b(?=[\d.]*[a-fA-F])[0-9a-fA-F]{4}\.[0-9a-fA-F]{4}\.[0-9a-fA-F]{4}\b"
+)
+"""Also the 20 octets of IPoIB, which end in a GUID."""
+_VALUE = r"""(?:'[^']*'|"[^"]*"|[^\s,}]+)"""
+_SECRET = re.compile(
+    r"""(?i)((?<![\w-])[\w-]{0,80}(?:token|key|secret|passw)[\w-]{0,80}["']?\s*[=:]\s*|--[\w-]{0,80}(?:token|key|secret|passw)[\w-]{0,80}\s+)"""
+    rf"{_VALUE}"
+)
 _TOKEN = re.compile(
-    r"\b(?:hf_[A-Za-z0-9]{8,}|sk-[\w-]{8,})|(?i:(?<=bearer )|(?<=basic ))[^\s'\"]+|(?<=://)[^\s/@]+(?=@)"
+    r"\b(?:hf_[A-Za-z0-9]{8,}|sk-[\w-]{8,}|gh[a-z]_\w{20,}|github_pat_\w{20,}|glpat-[\w-]{8,}|nvapi-[\w-]{8,}"
+    r"|xox[a-z]-[\w-]{8,}|AKIA[A-Z0-9]{12,}|eyJ[\w-]{6,}(?:\.[\w-]+){1,2})"
+    r"|(?i:(?<=bearer )|(?<=basic ))[^\s'\"]+|(?<=://)[^\s/@]+(?=@)"
 )
 """Tokens of hubs and engines by how they begin, those of an Authorization header, and who logs in in a URL."""
-_SERIAL = re.compile(r"(?i)\b(serial(?:[ _]?(?:number|no\.?))?\s*[:=#]?\s*)(?=\w*\d)\w{6,}")
-_GUID = re.compile(r"(?<![\w:.])(?:0x[0-9A-Fa-f]{16}|[0-9A-Fa-f]{4}(?::[0-9A-Fa-f]{4}){3})(?![\w:.])")
-_COMMON = frozenset({"localhost", "node", "host", "server", "nvidia", "cuda", "linux", "ubuntu", "debian", HOST, PEER})
+_SERIAL = re.compile(
+    r"(?i)((?:\b|_)serial(?:[ _]?(?:number|no\.?))?\s*[:=#]?\s*['\"]?|\bS/?N\s*[:=#]\s*)(?=\w*\d)\w{6,}"
+)
+_GUID = re.compile(
+    r"(?<![\w:.])(?:0x[0-9A-Fa-f]{13,16}|[0-9A-Fa-f]{4}(?::[0-9A-Fa-f]{4}){3}|(?=\d*[a-f])[0-9a-f]{16})(?![\w:.])"
+)
+_HOME = re.compile(r"(?<=/home/|Users/)[^\s/:'\",]+")
+_MAIL = re.compile(r"(?<![\w.+-])[\w.+-]+@[\w-]+(?:\.[\w-]+)+")
+_COMMON = frozenset(
+    {"localhost", "node", "host", "server", "nvidia", "cuda", "linux", "ubuntu", "debian", HOST, PEER, PLANE}
+)
+
+
+def key_of(facts: Facts) -> bytes:
+    """What to hide a machine's names with where it has no secret to give: of its cards' UUIDs, which are the same every
+    day and nobody's to guess. Without cards it is another one at each reading."""
+    cards = "".join(sorted(card.reading.uuid for card in facts.cards))
+    return hashlib.sha256(f"{facts.host.hostname} {cards or repr(facts)}".encode()).digest()
 
 
 def redacted(facts: Facts, key: bytes) -> Facts:
     """The same facts with names and numbers replaced; with the same ``key`` by the same ones."""
     convert = strict_converter()
     plain = convert.unstructure(facts)
-    blank = _blanker({facts.peer.name: PEER, facts.peer.host: PEER, facts.host.hostname: HOST}, key)
+    names = {facts.peer.name: PEER, facts.peer.host: PEER, **{_host(r.address): PLANE for r in facts.reach}}
+    blank = _blanker({**names, facts.address: HOST, facts.host.hostname: HOST}, key, _hardware(facts))
     said = {name: value if name in _AS_THEY_ARE else _walk(value, blank) for name, value in plain.items()}
     said["host"] |= {"hostname": HOST, "boot_id": ""}
     said["peer"] |= {name: _peer(said["peer"][name]) for name in ("host", "name")}
+    for reach in said["reach"]:
+        reach["address"] = _named(reach["address"], PLANE)
+    said["address"] = _named(said["address"], HOST)
     for engine in said["engines"]:
         engine["command"] = _without_keys(engine["command"])
     return convert.structure(said, Facts)
@@ -68,28 +101,68 @@ def _peer(name: str) -> str:
     return PEER if name and not _V4.fullmatch(name) and not _V6.fullmatch(name) else name
 
 
-def _blanker(names: dict[str, str], key: bytes) -> Callable[[str], str]:
+def _host(address: str) -> str:
+    """Of a control plane's address, without the port."""
+    return address.rpartition(":")[0].strip("[]")
+
+
+def _named(address: str, shown: str) -> str:
+    """An address that is a name, replaced; with its port where it has one. Of others the numbers are by now."""
+    host, mark, port = address.rpartition(":")
+    if not port.isdigit() or ":" in host.strip("[]"):
+        host, mark, port = address, "", ""
+    return f"{shown}{mark}{port}" if host and not _V4.fullmatch(host) and ":" not in host else address
+
+
+def _hardware(facts: Facts) -> str:
+    """What checks know things by: a host that is called like it is not looked for in text."""
+    things = (
+        *(c.reading.name for c in facts.cards),
+        *(a.name for a in facts.adapters),
+        *(n.name for n in facts.netdevs),
+    )
+    return " ".join((*things, *(m.name for m in facts.modules))).lower()
+
+
+def _blanker(names: dict[str, str], key: bytes, hardware: str) -> Callable[[str], str]:
     words = {
         name: shown
         for whole, shown in names.items()
         for name in (whole, whole.partition(".")[0])
-        if len(name) > 3 and name.lower() not in _COMMON and not name.replace(".", "").isdigit()
+        if len(name) > 3
+        and name.lower() not in _COMMON
+        and not name.replace(".", "").isdigit()
+        and name.lower() not in hardware
     }
     # Host names are the same in capitals, and the whole one goes before its first part.
     listed = "|".join(map(re.escape, sorted(words, key=len, reverse=True)))
     host = re.compile(rf"(?i)(?<![\w.-])(?:{listed})(?![\w-])") if words else None
+    # The machine's own domain, and the one above: of hosts nearby.
+    own = {
+        ".".join(name.split(".")[n:])
+        for name in names
+        for n in (1, 2)
+        if name.count(".") > n and not _V4.fullmatch(name)
+    }
+    nearby = "|".join(map(re.escape, sorted(own, key=len, reverse=True)))
+    domain = re.compile(rf"(?i)(?<![\w.-])(?:[\w-]+\.)+(?:{nearby})(?![\w-])") if own else None
     shown = {name.lower(): replacement for name, replacement in words.items()}
 
     def blank(text: str) -> str:
         text = _UUID.sub(lambda m: _uuid(m[1], key), text)
+        text = _PLAIN_UUID.sub(lambda m: _digest(key, m[0])[:32], text)
         text = _MAC.sub("00:00:00:00:00:00", text)
+        text = _HOME.sub(lambda m: f"user-{_digest(key, m[0])[:4]}", text)
+        text = _V4_NAME.sub("ip-hidden", text)
         text = _SECRET.sub(lambda m: f"{m[1]}hidden", text)
         text = _TOKEN.sub("hidden", text)
+        text = _MAIL.sub("hidden", text)
         text = _SERIAL.sub(lambda m: f"{m[1]}hidden", text)
         text = _GUID.sub(lambda m: _guid(m[0], key), text)
         text = _V4.sub(lambda m: _v4(m[1], key), text)
         text = _V6.sub(lambda m: _v6(m[1], key), text)
-        return text if host is None else host.sub(lambda m: shown[m[0].lower()], text)
+        text = text if host is None else host.sub(lambda m: shown[m[0].lower()], text)
+        return text if domain is None else domain.sub("a-host", text)
 
     return blank
 

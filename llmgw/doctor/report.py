@@ -7,8 +7,9 @@ from collections.abc import Iterator, Sequence
 
 from attrs import evolve, frozen
 
-from llmgw.doctor.facts import Facts, Way
+from llmgw.doctor.facts import Facts
 from llmgw.doctor.network import plans
+from llmgw.doctor.peer_facts import Way
 from llmgw.doctor.verdict import Check, Severity, Verdict
 
 
@@ -69,7 +70,7 @@ def _machine(facts: Facts) -> str:
     adapters = f"{len(facts.adapters)} RDMA adapters, {active} active" if facts.adapters else "no RDMA adapter"
     if "adapters" in unread:
         adapters = "RDMA adapters could not be read"
-    return f"{facts.host.hostname}: {gpus}{driver}; {adapters}"
+    return f"{facts.host.hostname or 'a machine that does not say its name'}: {gpus}{driver}; {adapters}"
 
 
 def _network(facts: Facts) -> Iterator[Line]:

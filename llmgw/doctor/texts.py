@@ -12,7 +12,8 @@ from xml.etree import ElementTree
 import orjson
 from attrs import evolve
 
-from llmgw.doctor.facts import Acs, Card, Disk, Firewall, GpuInstance, LoadedModule, Netdev, Variable
+from llmgw.doctor.facts import Acs, Card, GpuInstance, LoadedModule, Netdev
+from llmgw.doctor.node_facts import Disk, Firewall, Variable
 from llmgw.hardware.reading import CardReading
 
 DETAILS = "card_details"

@@ -11,7 +11,8 @@ from llmgw.discovery.machine import Machine
 from llmgw.discovery.pci import read_gpus
 from llmgw.doctor import texts
 from llmgw.doctor.checks.ports import FLAP_COUNTER, LINK_COUNTERS, ROCE_COUNTERS
-from llmgw.doctor.facts import Counter, GidStart, KernelModule, LoadedModule, Memory, PciFunction, PciLink
+from llmgw.doctor.facts import Counter, GidStart, KernelModule, LoadedModule, PciFunction, PciLink
+from llmgw.doctor.node_facts import Memory
 from llmgw.hardware.inventory import Adapter, AdapterKind
 
 _BIG = 4 * 1024 * 1024

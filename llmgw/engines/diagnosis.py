@@ -132,6 +132,9 @@ KNOWN: Sequence[_Known] = (
 GOES_ON = frozenset({"nccl-tcp"})
 """Failures in spite of which an engine serves: what it would be told of at its end is told while it runs."""
 
+NOTICED_WORD = b"NCCL"
+"""What every line has that tells of one of :data:`GOES_ON`."""
+
 _GOING_ON = tuple(known for known in KNOWN if known.code in GOES_ON)
 _NOTED_LINES = 100
 

@@ -81,7 +81,7 @@ class Doctors:
                 facts[node] = from_json(document, node).facts
             except OperatorError as wrong:
                 failed[node] = f"its answer {wrong.reason}"
-        return documents, failed, unequal(facts)
+        return {node: documents[node] for node in facts}, failed, unequal(facts)
 
     def _add(self, document: dict[str, Any], one: _Asked) -> None:
         """What only the control plane knows. The node read its clock at some time between question and answer."""

@@ -220,6 +220,8 @@ async def test_an_engine_that_speaks_tcp_in_its_fabric_s_place_is_told_while_it_
         assert node.get().report().warnings[0].startswith(told)
         assert any(report.warnings for report in node.said)
         assert node.get().shard.state is S.READY
+    with (folder / "shards/m-1.0-g1/engine.log").open("a") as log:
+        log.write(f"{'much later':<199}\n" * 2000)
     async with running(settings) as node:
         with trio.fail_after(10):
             while not node.get().report().warnings:

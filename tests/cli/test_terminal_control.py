@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import io
 import subprocess
 import sys
 
@@ -21,6 +22,24 @@ def test_lines_keep_their_ends_and_nothing_else_that_steers(capsys: pytest.Captu
     """Every command writes through it: ruff bans ``click.echo`` (TID251)."""
     echo("CA CN=\x1b[31mred\x9b\n  still needed by n1: \r\u202eno", fg="red", bold=True)
     assert capsys.readouterr().out == "CA CN=\\x1b[31mred\\x9b\n  still needed by n1: \\r\\u202eno\n"
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "coloured"), [("NO_COLOR", "1", False), ("TERM", "dumb", False), ("NO_COLOR", "", True)]
+)
+def test_colours_are_left_out_where_nobody_wants_them(
+    name: str, value: str, coloured: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class Terminal(io.StringIO):
+        def isatty(self) -> bool:
+            return True
+
+    monkeypatch.setenv("TERM", "xterm")
+    monkeypatch.delenv("NO_COLOR", raising=False)
+    monkeypatch.setenv(name, value)
+    monkeypatch.setattr("sys.stdout", shown := Terminal())
+    echo("a", fg="red")
+    assert ("\x1b" in shown.getvalue()) is coloured
 
 
 @pytest.mark.parametrize("words", [["--help"], ["config", "openapi"]], ids=" ".join)

@@ -13,8 +13,9 @@ from fakes.machines import MACHINES, Card, Hca, Machine, render
 from fakes.patient import NOW, Laid, Patient, healthy
 from llmgw.doctor.checks import CHECKS
 from llmgw.doctor.collect import collect
-from llmgw.doctor.facts import Facts, Peer, PeerPath
+from llmgw.doctor.facts import Facts
 from llmgw.doctor.gather import Asker
+from llmgw.doctor.peer_facts import Peer, PeerPath
 from llmgw.doctor.tree import Missing
 from llmgw.doctor.verdict import Verdict, judge
 from llmgw.hardware.fabric import FabricRule, LinkLayer

@@ -12,7 +12,7 @@ from attrs import evolve, frozen
 from fakes.patient import AGENT as UNIT_NAME
 from fakes.patient import DF, LIMITS, MODULES, UNIT, Laid, certificate, interface, lgi
 from llmgw.doctor.checks import CHECKS
-from llmgw.doctor.facts import Peer, PeerPath, PeerPort, Way
+from llmgw.doctor.peer_facts import Peer, PeerPath, PeerPort, Way
 from llmgw.doctor.verdict import Severity, Verdict, judge
 from llmgw.hardware.fabric import FabricRule, LinkLayer
 from llmgw.settings.catalog import EngineKind

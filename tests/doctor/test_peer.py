@@ -19,8 +19,9 @@ from attrs import evolve
 from llmgw.cli.doctor_peer import host_and_port
 from llmgw.doctor.checks import CHECKS
 from llmgw.doctor.document import Document, as_json, from_json
-from llmgw.doctor.facts import Facts, Peer, PeerPath
+from llmgw.doctor.facts import Facts
 from llmgw.doctor.peer import End, ask_peer, wait_for_peers
+from llmgw.doctor.peer_facts import Peer, PeerPath
 from llmgw.doctor.peer_here import resolve
 from llmgw.doctor.report import lines
 from llmgw.doctor.verdict import Severity, Verdict, judge

@@ -15,7 +15,7 @@ import trio.testing
 from attrs import evolve
 
 from fakes.machines import MACHINES, render, write_state
-from fakes.patient import Patient
+from fakes.patient import Patient, certificate
 from llmgw.agent.kept import Kept, KeptFile
 from llmgw.cli.doctor import document_schema
 from llmgw.discovery.command import Ran
@@ -23,20 +23,23 @@ from llmgw.discovery.machine import LiveMachine
 from llmgw.doctor.checks import CHECKS
 from llmgw.doctor.collect import WHOLE_S, collect
 from llmgw.doctor.document import Document, as_json, difference, from_json, read_text
-from llmgw.doctor.facts import Answer, Facts, Peer
+from llmgw.doctor.facts import Answer, Facts, PciFunction
 from llmgw.doctor.gather import Asker
 from llmgw.doctor.network import plans
-from llmgw.doctor.redact import redacted
+from llmgw.doctor.node_facts import Reach
+from llmgw.doctor.peer_facts import Peer
+from llmgw.doctor.redact import key_of, redacted
 from llmgw.doctor.report import exit_code, lines, manual
 from llmgw.doctor.verdict import Check, Finding, Severity, chosen, judge
 from llmgw.errors import OperatorError
 from llmgw.hardware.inventory import Host
 from llmgw.settings.agent_part import node_settings
-from llmgw.settings.daemon import Discovery
+from llmgw.settings.catalog import EngineKind
+from llmgw.settings.daemon import Discovery, EngineInstall, TlsFiles
 from llmgw.settings.key_docs import DOCS
 from llmgw.settings.load import load_settings
 from llmgw.settings.yaml import read
-from tests.doctor.beds import Change, examine, facts_of, rendered
+from tests.doctor.beds import AGENT, Change, examine, facts_of, rendered
 
 TOP = Path(__file__).resolve().parents[2]
 
@@ -182,18 +185,49 @@ def test_redaction_leaves_nothing_of_where_a_machine_is() -> None:
         "curl -H 'Authorization: Bearer abcdefgh' https://user:pa55word@hub.example/x": "",
         "hf_abcdefghijklmnopqrstuvwx": "hidden",
         "Serial Number : 1654922012345": "Serial Number : hidden",
+        "gpu_serial: '1654922012345', S/N=1654922012346": "gpu_serial: 'hidden', S/N=hidden",
+        "0c-42-a1-5d-e5-a6 0c42.a15d.e5a6": "00:00:00:00:00:00 00:00:00:00:00:00",
+        "80:00:02:08:fe:80:00:00:00:00:00:00:0c:42:a1:03:00:5d:e5:a6": "00:00:00:00:00:00",
+        "0c42a103005de5a6, 0xc42a103005de5a6": "",
+        "c3ca3e9348d249521b697de4e8afd915": "",
+        "at 192.0.2.77. ip-192-0-2-77.internal, 2a01:4f8:c17:1234::7.": "",
+        "/home/alice/x": "",
+        '--api-key abcdefgh, "api_key": "abcdefgh", password: pa55word': "",
+        "ghp_abcdefghijklmnopqrstuvwxyz eyJhbGciOi.eyJzdWIi.abcdefgh nvapi-abcdefghi": "hidden hidden hidden",
+        "alice@example.com of nas01.lab.example and NAS02.lab.example.": "hidden of a-host and a-host.",
     }
     facts = evolve(
-        Facts(), host=Host("gpu-node-07.lab.example", "b"), kernel_log=tuple(said), peer=Peer("gpu-node-08", "10.1.1.8")
-    )
+        Facts(), host=Host("gpu-node-07.lab.example", "b"), kernel_log=tuple(said), peer=Peer("gpu-node-08", "10.1.1.8"),
+        reach=(Reach("gw.corp.test:7443", "cannot be found: gw.corp.test"),), address="n7",
+    )  # fmt: skip
     hidden = redacted(facts, b"k")
     for (before, after), line in zip(said.items(), hidden.kernel_log, strict=True):
         assert not after or line == after, before
     written = json.dumps(as_json(Document("1", True, hidden), CHECKS)).lower()
     for secret in ("gpu-node", "2a01:4f8", "a103", "a1ff", "5de5a6", "5d:e5", "hf_abc", "a b", "12345678", "abcdefgh",
-                   "pa55", "1654922"):  # fmt: skip
+                   "pa55", "1654922", "c3ca3e", "192.0.2.77", "192-0-2", "alice", "nvapi", "eyj", "nas0",
+                   "gw.corp"):  # fmt: skip
         assert secret not in written, secret
+    assert [r.address for r in hidden.reach] == ["control-plane:7443"]
+    assert hidden.address == "this-host"
     assert redacted(hidden, b"k").kernel_log[0] == hidden.kernel_log[0]
+
+
+async def test_a_host_that_is_called_like_its_cards_does_not_rename_them(
+    tmp_path_factory: pytest.TempPathFactory,
+) -> None:
+    facts = await facts_of(rendered("hgx-h100", tmp_path_factory), "hgx-h100")
+    hidden = redacted(evolve(facts, host=Host("h100.lab.example", "b")), b"k")
+    assert (hidden.host.hostname, hidden.cards[0].reading.name) == ("this-host", facts.cards[0].reading.name)
+
+
+async def test_a_machine_is_hidden_alike_on_two_days(tmp_path_factory: pytest.TempPathFactory) -> None:
+    today = await facts_of(rendered("hgx-h100", tmp_path_factory), "hgx-h100")
+    tomorrow = evolve(today, now=today.now + 86400, kernel_log=("something else",))
+    assert key_of(today) == key_of(tomorrow)
+    first, *others = today.cards
+    swapped = evolve(first, reading=evolve(first.reading, uuid="GPU-x"))
+    assert len({key_of(f) for f in (today, evolve(today, cards=(swapped, *others)), Facts(), Facts(now=1.0))}) == 4
 
 
 async def test_secrets_in_commands_are_hidden(tmp_path_factory: pytest.TempPathFactory) -> None:
@@ -201,6 +235,22 @@ async def test_secrets_in_commands_are_hidden(tmp_path_factory: pytest.TempPathF
     engine = evolve(facts.engines[0], command=("docker", "-e", "HF_TOKEN=hf_abc", "--api-key", "sk-1", "serve"))
     shown = redacted(evolve(facts, engines=(engine,)), b"k").engines[0].command
     assert shown == ("docker", "-e", "HF_TOKEN=hidden", "--api-key", "hidden", "serve")
+
+
+async def test_the_agent_of_a_fake_machine_has_its_own_files_where_it_runs(
+    tmp_path: Path, tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    patient = rendered("hgx-h100", tmp_path_factory)
+    (tmp_path / "vllm").write_text("#!")
+    (tmp_path / "hardware.json").write_text('[{"uuid": "GPU-1"}]')
+    (tmp_path / "node.pem").write_bytes(certificate())
+    pem, install = str(tmp_path / "node.pem"), EngineInstall(EngineKind.VLLM, (str(tmp_path / "vllm"),))
+    agent = evolve(AGENT, state_dir=str(tmp_path), tls=TlsFiles(pem, pem, pem), engines=(install,))
+    asker = Asker(patient, Discovery(root=str(patient.root)), agent, gap_s=0)
+    there = await collect(asker)
+    assert (there.engines[0].trouble != "", there.known_cards, there.certificates) == (True, (), ())
+    here = await collect(evolve(asker, agent_root=Path("/")))
+    assert (here.engines[0].trouble, here.known_cards, len(here.certificates)) == ("", ("GPU-1",), 2)
 
 
 async def test_difference_names_what_changed(tmp_path_factory: pytest.TempPathFactory) -> None:
@@ -212,6 +262,10 @@ async def test_difference_names_what_changed(tmp_path_factory: pytest.TempPathFa
         "+ fail time.sync: Nothing keeps this machine's clock right.",
         "  clock.synchronized: True -> False",
     ]
+    # Devices share their model's name, and what is unset on both sides is no difference.
+    first, *others = a.facts.devices
+    c = Document("1", False, evolve(a.facts, devices=(evolve(first, uuid="GPU-x"), *others), compat=("",)))
+    assert list(difference(a, c, ())) == [f"  devices[0].uuid: {first.uuid} -> GPU-x"]
 
 
 async def test_the_network_of_a_rank_is_what_engines_are_given(tmp_path_factory: pytest.TempPathFactory) -> None:
@@ -231,7 +285,12 @@ async def test_the_network_of_a_rank_is_what_engines_are_given(tmp_path_factory:
     )
     (plan,) = plans(await facts_of(patient, "hgx-b200", off))
     # The agent's own variables do not reach engines, files do.
-    alien = Change(files={"proc/900/environ": "NCCL_IB_DISABLE=1\0"})
+    alien = Change(
+        files={
+            "proc/900/environ": "NCCL_IB_DISABLE=1\0NCCL_CONF_FILE=/etc/other.conf\0",
+            "etc/other.conf": "NCCL_IB_DISABLE=1\n",
+        }
+    )
     assert plans(await facts_of(patient, "hgx-b200", alien))[0].ports
     # What llmgw sets wins over files, and the user's file over the system's.
     assert (plan.ports, [(v.name, v.source) for v in plan.overridden]) == (
@@ -257,6 +316,48 @@ async def test_what_does_not_answer_is_left_behind(tmp_path: Path, mock_clock: t
     unread = {u.fact: u.why for u in facts.unread}
     assert unread["cards"] == unread["kernel_log"] == f"was not read within {WHOLE_S:g} s"
     assert len(facts.pci_gpus) == 2
+
+
+class Hanging:
+    """A machine of which some programs are ended as late as can be: when all else that is asked of it has been asked."""
+
+    def __init__(self, patient: Patient, *programs: str) -> None:
+        self.root, self.reader, self.host = patient.root, patient.reader, patient.host
+        self.patient, self.programs, self.late = patient, programs, trio.Event()
+        self.seen: list[str] = []
+
+    async def ask(self, program: str, *args: str) -> Ran:
+        if program == "lspci":
+            self.late.set()
+        if program not in self.programs:
+            return await self.patient.ask(program, *args)
+        self.seen.append("asked")
+        await self.late.wait()
+        await trio.testing.wait_all_tasks_blocked()
+        self.seen.append("ended")
+        return Ran((program, *args), None, "", "")
+
+
+@pytest.mark.parametrize(
+    ("programs", "shown", "spoken", "severity"),
+    [
+        (("nvidia-smi",), 8, "gpu.source.smi", Severity.WARN),
+        (("nvml",), 8, "gpu.source.nvml", Severity.WARN),
+        (("nvidia-smi", "nvml"), 0, "gpu.driver.unreachable", Severity.FAIL),
+    ],
+)
+async def test_a_program_that_hangs_costs_its_own_answer_and_that_once(
+    programs: tuple[str, ...], shown: int, spoken: str, severity: Severity, tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    """Adapters are read meanwhile, and each program is waited for once: that is how it ends in time."""
+    machine = Hanging(rendered("hgx-h100", tmp_path_factory), *programs)
+    facts = await collect(Asker(machine, Discovery(root=str(machine.root), timeout_s=8), gap_s=0), whole_s=5)
+    assert machine.seen == sorted(machine.seen)
+    assert {"adapters", "counters", "acs", "netdevs", "stuck"} & {u.fact for u in facts.unread} <= {"stuck"}
+    assert (len(facts.adapters), len(facts.cards), len(facts.devices)) == (9, shown, shown)
+    found = next(v for v in judge(facts, CHECKS) if v.severity in (Severity.FAIL, Severity.WARN))
+    assert (found.id, found.severity) == (spoken, severity)
+    assert "did not answer within 8 s" in found.text
 
 
 BLIND = {"gpu.persistence", "gpu.throttle", "gpu.ecc.mode", "pci.width", "pci.speed", "fw.mixed"}
@@ -338,6 +439,24 @@ def test_a_machine_without_gpu_says_so_in_three_lines(tmp_path: Path) -> None:
     assert "no NVIDIA GPU" in done.stdout
 
 
+def test_a_folder_from_elsewhere_is_named_by_its_own_files_and_read_nowhere_else(tmp_path: Path) -> None:
+    root = tmp_path / "root"
+    (root / "etc").mkdir(parents=True)
+    (root / "sys/bus/pci").mkdir(parents=True)
+    (root / "etc/hostname").write_text("gpu-node-07\n")
+    (root / "etc/os-release").symlink_to("/etc/os-release")
+    (tmp_path / "outside").write_text("MemTotal: 8 kB\nMemAvailable: 4 kB\n")
+    (root / "proc").mkdir()
+    (root / "proc/meminfo").symlink_to(tmp_path / "outside")
+    os.mkfifo(root / "proc/modules")
+    assert cli("--root", str(root)).stdout.startswith("gpu-node-07: no NVIDIA GPU")
+    facts = json.loads(cli("--root", str(root), "--json", "--no-redact").stdout)["facts"]
+    assert facts["host"] == {
+        "hostname": "gpu-node-07", "boot_id": "", "kernel": "", "system": "", "cpus": None, "memory_mib": None
+    }  # fmt: skip
+    assert {"memory", "modules"} <= {unread["fact"] for unread in facts["unread"]}
+
+
 def test_a_folder_that_shows_no_bus_is_not_said_to_have_no_gpu(tmp_path: Path) -> None:
     done = cli("--root", str(tmp_path))
     assert "no NVIDIA GPU" not in done.stdout
@@ -361,8 +480,25 @@ def test_the_command_replays_its_own_json(tmp_path: Path) -> None:
     assert blanked.stdout == (tmp_path / "b.json").read_text()
 
 
+def test_a_reader_that_leaves_does_not_change_how_it_ends(tmp_path: Path) -> None:
+    facts = Facts(
+        pci_gpus=(PciFunction("0000:33:00.0"),), smi=Answer("timeout", "it hangs"), nvml=Answer("timeout", "so")
+    )
+    for name, said, code in (("well", Facts(), 0), ("ill", facts, 1)):
+        (tmp_path / name).write_text(json.dumps(as_json(Document("1", False, said), CHECKS)))
+        for words in (["--from", str(tmp_path / name)], ["--from", str(tmp_path / name), "--json"]):
+            reader, writer = os.pipe()
+            os.close(reader)
+            with os.fdopen(writer, "w") as shut:
+                done = subprocess.run(
+                    [sys.executable, "-m", "llmgw", "doctor", *words], stdout=shut, stderr=subprocess.PIPE, check=False
+                )
+            assert (done.returncode, done.stderr) == (code, b"")
+
+
 def test_what_the_command_refuses() -> None:
     assert cli("--only", "gpu.nothing").returncode == 2
+    assert "give one of them" in cli("--from", __file__, "--root", "/").stderr
     assert cli("--explain", "pci.acs").stdout.startswith("pci.acs (warn)")
 
 

@@ -5,7 +5,8 @@ from __future__ import annotations
 import pytest
 from attrs import evolve
 
-from llmgw.doctor.facts import Engine, Facts, KernelModule
+from llmgw.doctor.facts import Facts, KernelModule
+from llmgw.doctor.node_facts import Engine
 from llmgw.doctor.siblings import unequal
 from llmgw.hardware.inventory import Driver
 from tests.doctor.beds import examine, rendered

@@ -9,7 +9,8 @@ import pytest
 
 from llmgw.doctor import texts
 from llmgw.doctor.checks import CHECKS
-from llmgw.doctor.facts import Acs, Firewall, GpuInstance, LoadedModule, Netdev, Variable
+from llmgw.doctor.facts import Acs, GpuInstance, LoadedModule, Netdev
+from llmgw.doctor.node_facts import Firewall, Variable
 from llmgw.doctor.verdict import anchor
 from llmgw.hardware.reading import CardReading
 

@@ -9,7 +9,7 @@ import trio
 import trio.testing
 
 from llmgw.doctor.checks import CHECKS
-from llmgw.doctor.document import Document, as_json, from_json
+from llmgw.doctor.document import FORMAT, Document, as_json, from_json
 from llmgw.doctor.facts import Facts
 from llmgw.doctor.verdict import Severity, judge
 from llmgw.errors import OperatorError
@@ -70,16 +70,18 @@ async def test_what_is_no_report_is_said_and_siblings_are_compared() -> None:
     answers = []
 
     async def ask() -> None:
-        answers.append(await link.doctors.examine(("a", "b", "c", "d")))
+        answers.append(await link.doctors.examine(("a", "b", "c", "d", "e")))
 
+    newer = '{"format": 99, "facts": {}}'
     async with trio.open_nursery() as nursery:
         nursery.start_soon(ask)
-        while len(link.sent) < 4:
+        while len(link.sent) < 5:
             await trio.sleep(0)
-        for name, text in (("a", "{"), ("b", "[]"), ("c", document("1")), ("d", document("2"))):
+        for name, text in (("a", "{"), ("b", "[]"), ("c", document("1")), ("d", document("2")), ("e", newer)):
             link.doctors.reported(name, DoctorReport(link.sent[name].command, text))
     ((documents, failed, (found,)),) = answers
     assert sorted(documents) == ["c", "d"]
+    assert failed.pop("e") == f"its answer has format 99, {FORMAT} is known"
     assert set(failed.values()) == {"its answer is no report of llmgw doctor"}
     assert found.thing == "NVIDIA driver"
 

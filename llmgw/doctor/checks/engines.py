@@ -5,7 +5,8 @@ from __future__ import annotations
 import re
 
 from llmgw.doctor.checks.gpu import DRIVER, NO_GPU, some
-from llmgw.doctor.facts import Engine, Facts
+from llmgw.doctor.facts import Facts
+from llmgw.doctor.node_facts import Engine
 from llmgw.doctor.verdict import Check, Finding, Severity
 from llmgw.hardware.inventory import AdapterKind
 

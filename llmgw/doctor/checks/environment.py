@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from llmgw.doctor.checks.gpu import NO_GPU, some
 from llmgw.doctor.checks.management import values
-from llmgw.doctor.facts import Facts, Variable
+from llmgw.doctor.facts import Facts
 from llmgw.doctor.network import plans
+from llmgw.doctor.node_facts import Variable
 from llmgw.doctor.verdict import Check, Finding, Severity
 from llmgw.engines.nccl import ports_selected
 from llmgw.hardware.fabric import natural

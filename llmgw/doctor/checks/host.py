@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from llmgw.doctor.checks.engines import numbers
 from llmgw.doctor.checks.gpu import NO_GPU, has_gpus, some
-from llmgw.doctor.facts import Disk, Facts
+from llmgw.doctor.facts import Facts
+from llmgw.doctor.node_facts import Disk
 from llmgw.doctor.verdict import Check, Finding, Severity
 
 _DAY_S = 86400.0

@@ -5,7 +5,8 @@ from __future__ import annotations
 import ipaddress
 
 from llmgw.doctor.checks.gpu import NO_GPU, some
-from llmgw.doctor.facts import Facts, Variable
+from llmgw.doctor.facts import Facts
+from llmgw.doctor.node_facts import Variable
 from llmgw.doctor.verdict import Check, Finding, Severity
 from llmgw.engines.nccl import interfaces_selected
 

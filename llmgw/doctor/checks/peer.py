@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from llmgw.doctor.checks.gpu import some
-from llmgw.doctor.facts import Facts, Way
+from llmgw.doctor.facts import Facts
+from llmgw.doctor.peer_facts import Way
 from llmgw.doctor.verdict import Check, Finding, Severity
 
 _CLOCK_S = 5.0
