@@ -12,13 +12,17 @@ import trio
 from attrs import evolve
 
 from llmgw.discovery import nvml_process, smi
+from llmgw.discovery.addresses import read_addresses
 from llmgw.discovery.faults import DiscoveryError
 from llmgw.discovery.pci import read_gpus
-from llmgw.discovery.probe import discover
+from llmgw.discovery.probe import discover, simulated
+from llmgw.discovery.sysfs import read_adapters
 from llmgw.doctor import node, texts, tree
 from llmgw.doctor.facts import Acs, Answer, Counter, Facts, Imex, Service
 from llmgw.doctor.gather import Asker, Gathered
 from llmgw.doctor.tree import Missing
+from llmgw.hardware.fabric import resolve_all
+from llmgw.hardware.inventory import Adapter
 from llmgw.hardware.reading import GpuReading
 from llmgw.settings.daemon import GpuSource
 
@@ -33,8 +37,9 @@ async def collect(asker: Asker, whole_s: float = WHOLE_S) -> Facts:
     """Read the machine. Never fails; a cancelled call leaves no program running."""
     g = Gathered(asker)
     promised = {
-        _gpus: ("smi", "nvml", "driver", "cards", "devices", "adapters", "fabrics", "counters", "gid_starts", "acs",
-                "netdevs", "mig_instances", "interface"),
+        _gpus: ("smi", "nvml", "driver", "cards", "devices", "mig_instances"),
+        _adapters: ("adapters", "fabrics", "counters", "gid_starts", "acs"),
+        _interfaces: ("netdevs", "interface"),
         _files: tuple(tree.static(asker.machine)),
         _kernel: ("kernel_log",),
         _manager: ("fabric_manager", "fabric_manager_version", "fabric_manager_log", "imex"),
@@ -46,6 +51,7 @@ async def collect(asker: Asker, whole_s: float = WHOLE_S) -> Facts:
     if asker.peer is not None:
         promised[_peer] = ("peer", "peer_path")
     host = await g.thread(asker.machine.host)
+    g.found["simulated"] = await g.thread(simulated, asker.machine) or ""
     with trio.move_on_after(whole_s):
         async with trio.open_nursery() as nursery:
             for source in promised:
@@ -63,39 +69,46 @@ async def collect(asker: Asker, whole_s: float = WHOLE_S) -> Facts:
 
 
 async def _gpus(g: Gathered) -> None:
-    """The GPUs, and whatever is read for each adapter once it is known."""
-    on_bus = [gpu.address for gpu in await g.thread(read_gpus, g.machine.root, g.machine.reader)]
+    """The cards, and the devices that are made of them."""
+    on_bus = await _on_bus(g)
+    await _cards(g, on_bus)
+    g.cards_done.set()
+    inventory = await discover(evolve(g.asker.config, source=_source(g)), g.asker.rules, g.machine)
+    g.found |= {"devices": inventory.devices, "nvlink_domains": inventory.nvlink_domains}
+    if not inventory.devices and on_bus:
+        g.miss("devices", "the GPUs could not be read")
+
+
+async def _on_bus(g: Gathered) -> list[str]:
+    return [gpu.address for gpu in await g.thread(read_gpus, g.machine.root, g.machine.reader)]
+
+
+async def _adapters(g: Gathered) -> None:
+    """The adapters, and whatever is read for each; a driver of GPUs that hangs keeps none of it."""
+    root, reader = g.machine.root, g.machine.reader
+    addresses = await read_addresses(g.machine)
+    adapters: tuple[Adapter, ...] = await g.thread(read_adapters, root, reader, addresses)
+    g.found |= {"adapters": adapters, "fabrics": resolve_all(g.asker.rules, adapters)}
+    if not adapters and not await g.thread(reader.names, root / "sys/class"):
+        for fact in ("adapters", "fabrics", "counters", "gid_starts"):
+            g.miss(fact, "/sys/class cannot be listed")
+    functions = (*await _on_bus(g), *(a.pci_address for a in adapters if a.pci_address))
     async with trio.open_nursery() as nursery:
-        nursery.start_soon(_read_cards, g, on_bus)
-        nursery.start_soon(g.read, "netdevs", lambda: _netdevs(g))
-        await g.cards_done.wait()
-        config = evolve(g.asker.config, source=_source(g))
-        inventory = await discover(config, g.asker.rules, g.machine)
-        g.found |= {"adapters": inventory.adapters, "fabrics": inventory.fabrics, "devices": inventory.devices}
-        g.found["nvlink_domains"] = inventory.nvlink_domains
-        g.found["simulated"] = inventory.simulated or ""
-        if not inventory.devices and on_bus:
-            g.miss("devices", "the GPUs could not be read")
-        if not inventory.adapters and not await g.thread(g.machine.reader.names, g.machine.root / "sys/class"):
-            for fact in ("adapters", "fabrics", "counters", "gid_starts"):
-                g.miss(fact, "/sys/class cannot be listed")
-        functions = (*on_bus, *(a.pci_address for a in inventory.adapters if a.pci_address))
         nursery.start_soon(g.read, "acs", lambda: _acs(g, functions))
-        g.found["gid_starts"] = await g.thread(tree.gid_starts, g.machine, inventory.adapters)
-        before: tuple[Counter, ...] = await g.thread(tree.counters, g.machine, inventory.adapters)
+        g.found["gid_starts"] = await g.thread(tree.gid_starts, g.machine, adapters)
+        before: tuple[Counter, ...] = await g.thread(tree.counters, g.machine, adapters)
         began = trio.current_time()
         await trio.sleep(g.asker.gap_s)
-        after: tuple[Counter, ...] = await g.thread(tree.counters, g.machine, inventory.adapters)
+        after: tuple[Counter, ...] = await g.thread(tree.counters, g.machine, adapters)
         first = {(c.adapter, c.port, c.name): c.after for c in before}
         g.found["counters"] = tuple(evolve(c, before=first.get((c.adapter, c.port, c.name), c.after)) for c in after)
         g.found["counted_s"] = round(trio.current_time() - began, 1)
+
+
+async def _interfaces(g: Gathered) -> None:
+    await g.read("netdevs", lambda: _netdevs(g))
     address = "" if g.asker.agent is None else g.asker.agent.address
     g.found["interface"] = node.interface(address, g.found.get("netdevs", ()))
-
-
-async def _read_cards(g: Gathered, on_bus: list[str]) -> None:
-    await _cards(g, on_bus)
-    g.cards_done.set()
 
 
 async def _cards(g: Gathered, on_bus: list[str]) -> None:
