@@ -10,7 +10,7 @@ from collections.abc import Callable
 
 from attrs import frozen
 
-from llmgw.errors import LlmgwError, OperatorError, UnknownError
+from llmgw.errors import ConflictError, LlmgwError, OperatorError, UnknownError
 from llmgw.link import identity, tokens
 from llmgw.link.authority import Issuer, fingerprint, requested_key
 from llmgw.link.identity import Certificate, Rules
@@ -179,19 +179,19 @@ class Enrolment:
         return Granted(CertificateIssued(issuer.chain(leaf).decode(), self._trust().bundle_pem), chain)
 
     def _check_welcome(self, node: str, key: str) -> None:
-        """Raise :class:`OperatorError` when this node, or this key, would be refused with any certificate."""
+        """Raise :class:`ConflictError` when this node, or this key, would be refused with any certificate."""
         rules = self._rules()
         entry = rules.deny.find(node, (Certificate("", "", 0, 0, 0, key=key),))
         if entry is not None:
             remedy = f"if that is over: llmgw ctl deny lift {entry.kind} {entry.value}"
-            raise OperatorError(f"{entry.kind} {entry.value}", f"is denied: {entry.reason}", remedy)
+            raise ConflictError(f"{entry.kind} {entry.value}", f"is denied: {entry.reason}", remedy)
         if rules.nodes is not None and node not in rules.nodes:
-            raise OperatorError(f"node {node}", "is not among link.nodes", "add it to link.nodes in server.yaml")
+            raise ConflictError(f"node {node}", "is not among link.nodes", "add it to link.nodes in server.yaml")
 
     def _issuing(self) -> tuple[Issuer, Issuing]:
         issuer, issuing = self._trust().issuer, self._listener.issuing
         if issuer is None or issuing is None:
-            raise OperatorError(
+            raise ConflictError(
                 "server.yaml: link.issuing", "is not set: certificates are issued elsewhere",
                 "set it to the folder of llmgw ca init, or have certificates issued as the first one was",
             )  # fmt: skip

@@ -105,6 +105,9 @@ async def test_denied_lifted_and_evicted(tmp_path: Path) -> None:
         status, answer = await it.ask("deny", {"kind": "key", "value": f"SHA256:{key}", "reason": "copied"})
         assert status == 200
         assert answer["denied"][0]["value"] == held["key"]
+        assert (await it.ask("deny", {"kind": "node", "value": "n2", "reason": "stolen"}))[0] == 200
+        status, answer = await it.ask("tokens", {"node": "n2"})
+        assert (status, answer["error"]["reason"]) == (409, "node n2: is denied: stolen")
         await until(lambda: not at.agents.connected("n1"))
         assert "n1" in at.cluster.nodes()
         assert (await it.ask("nodes/n1/forget", {}))[0] == 200
