@@ -117,7 +117,7 @@ OPERATIONS: tuple[Operation, ...] = (
     Operation("POST", "jobs/{job}/cancel", _O, "Cancel a job.", {"now": _NUMBER, "jobs": _LIST}, missing=True),
     Operation("GET", "tokens", _V, "Join tokens.", {"tokens": _LIST, "now": _NUMBER}),
     Operation("POST", "tokens", _A, "Make a token with which a node joins.", _TOKEN | {"token": _TEXT, "node": _TEXT},
-              body=NewToken),
+              body=NewToken, refusals=(409,)),
     Operation("POST", "tokens/{token}/revoke", _A, "Revoke a join token.", {"revoked": _TEXT}),
     Operation("GET", "deny", _V, "The deny list.", {"denied": DenyRow}),
     Operation("POST", "deny", _A, "Keep somebody out.", {"denied": DenyRow}, body=NewDenial),
