@@ -10,7 +10,7 @@ from collections.abc import Callable
 
 from attrs import frozen
 
-from llmgw.errors import ConflictError, LlmgwError, OperatorError, UnknownError
+from llmgw.errors import ConflictError, LlmgwError, UnknownError
 from llmgw.link import identity, tokens
 from llmgw.link.authority import Issuer, fingerprint, requested_key
 from llmgw.link.identity import Certificate, Rules
