@@ -7,7 +7,7 @@ from typing import Any
 import click
 
 from llmgw.cli.admin_client import client_of
-from llmgw.cli.terminal import ago, echo, echo_json
+from llmgw.cli.terminal import ago, agreed, echo, echo_json
 from llmgw.errors import OperatorError
 
 
@@ -57,8 +57,8 @@ def release(ctx: click.Context, yes: bool, as_json: bool) -> None:
     if not yes:
         some = ", ".join(held["nodes"][:10]) + (" …" if len(held["nodes"]) > 10 else "")
         asked = f"{len(held['nodes'])} of {held['of']} nodes are gone ({some}); replace what ran there?"
-        if not click.confirm(asked):
-            echo("the brake stays on")
+        if not agreed("llmgw ctl brake release", asked):
+            echo("the brake stays on", err=True)
             ctx.exit(1)
     answer = client.post("brake/release", {"nodes": held["nodes"]})
     if as_json:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import stat
 import sys
 import tempfile
@@ -143,6 +144,9 @@ def edit(ctx: click.Context, /, **how: Any) -> None:
     answer = _settings(client, None)
     text: str = answer["text"]
     while True:
+        if not (sys.stdin.isatty() or os.environ.get("VISUAL") or os.environ.get("EDITOR")):
+            raise OperatorError("llmgw ctl config edit", "no editor can be opened here: this is no terminal",
+                                "set EDITOR to a program, or use llmgw ctl config set or import")  # fmt: skip
         changed = click.edit(text, extension=".yaml", require_save=True)
         if changed is None or changed == answer["text"]:
             echo("nothing was changed")

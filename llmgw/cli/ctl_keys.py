@@ -12,7 +12,7 @@ from urllib.parse import quote
 import click
 
 from llmgw.cli.admin_client import client_of
-from llmgw.cli.terminal import ago, echo, echo_json, table
+from llmgw.cli.terminal import ago, agreed, echo, echo_json, table
 from llmgw.errors import OperatorError
 from llmgw.settings.keys import Period
 
@@ -251,8 +251,8 @@ def rotate(ctx: click.Context, key: str, keep_old: str, as_json: bool) -> None:
 def revoke(ctx: click.Context, key: str, yes: bool, as_json: bool) -> None:
     """End a key for good. What is under way for it is cut, and its next request refused."""
     ident = _id_of(key)
-    if not yes:
-        click.confirm(f"revoke {ident} for good?", abort=True)
+    if not (yes or agreed("llmgw ctl keys revoke", f"revoke {ident} for good?")):
+        ctx.exit(1)
     _done(client_of(ctx).post(f"keys/{quote(ident, safe='')}/revoke", {}), as_json, "revoked")
 
 

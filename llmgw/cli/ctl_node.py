@@ -12,7 +12,7 @@ from llmgw.cli.admin_client import AdminClient, client_of
 from llmgw.cli.completion import names
 from llmgw.cli.ctl import _as_json, command
 from llmgw.cli.explain import short_lines
-from llmgw.cli.terminal import echo, echo_json
+from llmgw.cli.terminal import agreed, echo, echo_json
 
 _POLL_S = 1.0
 _SAME = 5
@@ -111,8 +111,8 @@ def forget(ctx: click.Context, name: str, yes: bool, as_json: bool) -> None:
     Engines on the node are not stopped; its agent can do that: `llmgw agent stop-engines`. It is no ban: with a
     certificate that is good the node registers anew. A ban is `llmgw ctl deny`.
     """
-    if not yes:
-        click.confirm(f"forget {name}, and replace what ran there?", abort=True)
+    if not (yes or agreed("llmgw ctl node forget", f"forget {name}, and replace what ran there?")):
+        ctx.exit(1)
     answer = client_of(ctx).post(f"nodes/{quote(name, safe='')}/forget", {})
     if as_json:
         echo_json(answer)

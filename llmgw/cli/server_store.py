@@ -14,7 +14,7 @@ import trio
 
 from llmgw.cli.admin_client import connect
 from llmgw.cli.files import server_config
-from llmgw.cli.terminal import echo
+from llmgw.cli.terminal import agreed, echo
 from llmgw.durable import whole
 from llmgw.errors import OperatorError
 from llmgw.settings.daemon import ServerConfig
@@ -68,8 +68,8 @@ def restore(ctx: click.Context, file: Path, yes: bool) -> None:
     folder = Path(config.state_dir)
     stamp = time.strftime("%Y%m%d-%H%M%S", time.gmtime())
     with held(folder, "server"):
-        if not yes:
-            click.confirm(f"replace the store of {ctx.obj} by {file}?", abort=True)
+        if not (yes or agreed("llmgw server restore", f"replace the store of {ctx.obj} by {file}?")):
+            ctx.exit(1)
         if config.store is None:
             kept = trio.run(restore_sqlite, file, folder / FILE, stamp)
         else:

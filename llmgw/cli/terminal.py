@@ -10,6 +10,8 @@ from typing import Any
 
 import click
 
+from llmgw.errors import OperatorError
+
 _COLOURS = {
     "ready": "green", "connected": "green", "static": "green", "ok": "green", "idle": "green",
     "failed": "red", "lost": "red", "unplaced": "red",
@@ -51,6 +53,16 @@ def echo(text: str = "", *, err: bool = False, nl: bool = True, fg: str | None =
         click.echo(shown, err=err, nl=nl)  # noqa: TID251
     else:
         click.secho(shown, err=err, nl=nl, fg=fg, bold=bold or None)  # noqa: TID251
+
+
+def agreed(command: str, question: str) -> bool:
+    """What somebody at a terminal says to a question. Raises :class:`OperatorError` where nobody is at one.
+
+    The question goes to standard error: standard output is the answer's.
+    """
+    if not sys.stdin.isatty():
+        raise OperatorError(command, f"nobody can be asked here: {plain(question)}", "if so, add --yes")
+    return click.confirm(plain(question), err=True)
 
 
 def echo_json(value: Any) -> None:

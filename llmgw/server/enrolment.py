@@ -10,7 +10,7 @@ from collections.abc import Callable
 
 from attrs import frozen
 
-from llmgw.errors import ConflictError, LlmgwError, OperatorError, UnknownError
+from llmgw.errors import ConflictError, LlmgwError, UnknownError
 from llmgw.link import identity, tokens
 from llmgw.link.authority import Issuer, fingerprint, requested_key
 from llmgw.link.identity import Certificate, Rules
@@ -24,6 +24,9 @@ from llmgw.telemetry.logging import logger
 
 _BETWEEN_S = 5.0
 """A node gets a certificate at most this often over the link, and so each is an event that can be found again."""
+
+_NONE = -1
+"""The serial number of a certificate that is not issued yet: no entry of the deny list has it."""
 
 _JUST_NOW, _LATER = "it was renewed a moment ago", f"ask again in {_BETWEEN_S:g} s"
 
@@ -68,7 +71,7 @@ class Enrolment:
         check_new(node, ttl_s)
         self._issuing()
         if (anchor := self._trust().anchor) is None:
-            raise OperatorError(
+            raise ConflictError(
                 self._listener.tls.certificate,
                 f"leads to no CA in {self._listener.tls.ca}, which nodes could know us by",
                 "add that CA to the bundle",
@@ -181,7 +184,7 @@ class Enrolment:
     def _check_welcome(self, node: str, key: str) -> None:
         """Raise :class:`ConflictError` when this node, or this key, would be refused with any certificate."""
         rules = self._rules()
-        entry = rules.deny.find(node, (Certificate("", "", 0, 0, 0, key=key),))
+        entry = rules.deny.find(node, (Certificate("", "", _NONE, 0, 0, key=key),))
         if entry is not None:
             remedy = f"if that is over: llmgw ctl deny lift {entry.kind} {entry.value}"
             raise ConflictError(f"{entry.kind} {entry.value}", f"is denied: {entry.reason}", remedy)

@@ -42,9 +42,9 @@ class Operations:
     async def undrain(self, node: str, reason: str, by: str) -> bool:
         """A node gets work again; whether it was drained."""
         self._known(node)
+        act = Act(self._clock(), by, "node.undrain", node, reason_of(reason))
         if node not in self._cluster.drains:
             return False
-        act = Act(self._clock(), by, "node.undrain", node, reason_of(reason))
         await self._store.save_drain(self._cluster.epoch, node, None, act)
         self._cluster.drain(node, None)
         return True

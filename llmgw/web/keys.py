@@ -78,6 +78,9 @@ class KeyRequest(KeyDefaults):
 
     def terms(self) -> KeyTerms:
         """What is said of the key."""
+        if self.budget_cost is not None and self.budget_cost < 0:
+            # Rounded to millionths it might be nothing, which is a budget.
+            raise OperatorError("the budget of cost", f"expected 0 or more, found {self.budget_cost:g}", "")
         cost = None if self.budget_cost is None else round(self.budget_cost * _MICRO)
         limits = Limits(
             self.requests_per_minute, self.tokens_per_minute, self.concurrent, self.budget_tokens, cost,

@@ -9,10 +9,11 @@ from attrs import frozen
 from starlette.requests import Request
 from starlette.routing import Route
 
+from llmgw.errors import UnknownError
 from llmgw.settings.bounds import NAME, declared
 from llmgw.store.people import AdminToken
 from llmgw.web.access import LONGEST_S, SHORTEST_S, Role, check_new, new_token
-from llmgw.web.bodies import RefusedBody, structured
+from llmgw.web.bodies import structured
 from llmgw.web.jobs import Guard
 
 _DAY_S = 86400.0
@@ -63,7 +64,7 @@ def people_routes(people: People, now: Callable[[], float], guarded: Guard) -> l
         token = request.path_params["token"]
         row = await people.revoke(token, request.state.actor, now())
         if row is None:
-            raise RefusedBody(404, f"token {token[:40]} is not there, or revoked already", "llmgw ctl admin-token list")
+            raise UnknownError(f"token {token[:40]}", "is not there, or revoked already", "llmgw ctl admin-token list")
         return {"revoked": row.id, "name": row.name}
 
     return [

@@ -128,6 +128,8 @@ async def test_edited_on_a_terminal_and_confirmed(tmp_path: Path) -> None:
         os.close(theirs)
         assert "settings:3:5: models.m.replicas: expected at least 0, found -4" in said
         assert (code, "revision 2 holds" in said, there.book.newest.text) == (0, True, more())
+        code, said = await ctl(it, tmp_path, "edit", env=dict(env, EDITOR=""))
+        assert (code, "no editor can be opened here" in said) == (2, True)
         code, said = await ctl(it, tmp_path, "edit", env=dict(env, EDITOR="true"))
         assert (code, said) == (0, "nothing was changed\n")
 

@@ -3,6 +3,7 @@ from __future__ import annotations
 import io
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
@@ -54,3 +55,24 @@ def test_output_that_cannot_be_written_is_no_finding_and_no_traceback(words: lis
             check=False,
         )
     assert (done.returncode, done.stderr) == (2, "error: the output cannot be written: No space left on device\n")
+
+
+@pytest.mark.parametrize(
+    "words",
+    [["ctl", "keys", "revoke", "k"], ["ctl", "node", "forget", "n1"], ["server", "restore", "backup"]],
+    ids=" ".join,
+)
+def test_nobody_is_asked_where_nobody_is(words: list[str], tmp_path: Path) -> None:
+    """A program that forgot --yes gets an exit code and a reason, and its standard output stays its own."""
+    (tmp_path / "server.yaml").write_text(
+        f"settings: s.yaml\nstate_dir: {tmp_path}\nrouter: {{listen: '127.0.0.1:1'}}\n"
+    )
+    (tmp_path / "backup").touch()
+    group, *rest = words
+    done = subprocess.run(
+        [sys.executable, "-m", "llmgw", group, "--config", str(tmp_path / "server.yaml"), *rest],
+        stdin=subprocess.DEVNULL, capture_output=True, cwd=tmp_path, text=True, timeout=60, check=False,
+    )  # fmt: skip
+    assert (done.returncode, done.stdout) == (2, ""), done
+    assert "nobody can be asked here" in done.stderr
+    assert "add --yes" in done.stderr

@@ -1,4 +1,4 @@
-"""Two control planes on one PostgreSQL: one leads, both route, and neither engines nor traffic notice who it is."""
+"""Control planes on one PostgreSQL: one leads, all route, and neither engines nor traffic notice who it is."""
 
 from __future__ import annotations
 
@@ -8,8 +8,10 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -54,10 +56,13 @@ class Plane:
                 stdin=subprocess.DEVNULL, stdout=log, stderr=log, start_new_session=True,
             )  # fmt: skip
 
+    @property
+    def client(self) -> AdminClient:
+        return AdminClient("127.0.0.1", self.admin, read_token(self.folder / "state" / TOKEN_FILE))
+
     def status(self) -> dict[str, Any] | None:
         try:
-            client = AdminClient("127.0.0.1", self.admin, read_token(self.folder / "state" / TOKEN_FILE))
-            answer: dict[str, Any] = client.get("status", 1.0)
+            answer: dict[str, Any] = self.client.get("status", 1.0)
             return answer
         except (OperatorError, PeerError):
             return None
@@ -119,11 +124,17 @@ def server() -> Iterator[Postgresql]:
 @pytest.fixture
 def planes(prepared: System, server: Postgresql) -> Iterator[tuple[System, Plane, Plane]]:
     """Two control planes and a node with two replicas; the first one was there first."""
+    with several(prepared, server.database(), "one", "two") as (one, two):
+        yield prepared, one, two
+
+
+@contextmanager
+def several(prepared: System, address: str, *names: str) -> Iterator[list[Plane]]:
+    """Control planes on a database and a node with two replicas. The first one leads; the agent tries it last."""
     demo = prepared.demo
-    address = server.database()
     text = demo.server_yaml.read_text()
-    made = []
-    for name in ("one", "two"):
+    made: list[Plane] = []
+    for name in names:
         folder = demo.folder / name
         folder.mkdir()
         router, admin, link = free_ports(3)
@@ -136,19 +147,19 @@ def planes(prepared: System, server: Postgresql) -> Iterator[tuple[System, Plane
             mine = mine.replace(before, after)
         (folder / "server.yaml").write_text(f"{mine}\nstore: {json.dumps(address)}\n")
         made.append(Plane(folder, router, admin, link))
-    one, two = made
+    links = "".join(f"\n  - 127.0.0.1:{plane.link}" for plane in reversed(made))
     agent = demo.agent_yaml.read_text()
-    demo.agent_yaml.write_text(
-        agent.replace(f"  - 127.0.0.1:{demo.link_port}", f"  - 127.0.0.1:{two.link}\n  - 127.0.0.1:{one.link}")
-    )
+    demo.agent_yaml.write_text(agent.replace(f"\n  - 127.0.0.1:{demo.link_port}", links))
     try:
-        one.start()
-        until(made, "the first to lead", lambda: one.leads, 60)
-        two.start()
-        until(made, "the second to follow", lambda: two.follows, 60)
+        first, *others = made
+        first.start()
+        until(made, "the first to lead", lambda: first.leads, 60)
+        for plane in others:
+            plane.start()
+        until(made, "the others to follow", lambda: all(plane.follows for plane in others), 60)
         prepared.run.start_agent()
-        until(made, "every replica", lambda: ready(one), 40)
-        yield prepared, one, two
+        until(made, "every replica", lambda: ready(first), 40)
+        yield made
     finally:
         if prepared.run.agent is not None:
             prepared.run.agent.terminate()
@@ -183,8 +194,7 @@ def until(planes: list[Plane], what: str, done: Any, seconds: float = 20.0) -> f
 
 
 def pids(plane: Plane) -> dict[str, int]:
-    client = AdminClient("127.0.0.1", plane.admin, read_token(plane.folder / "state" / TOKEN_FILE))
-    return {r["id"]: r["pid"] for r in client.get("replicas")["replicas"]}
+    return {r["id"]: r["pid"] for r in plane.client.get("replicas")["replicas"]}
 
 
 def test_both_route_one_leads_and_the_other_takes_over(planes: tuple[System, Plane, Plane]) -> None:
@@ -234,18 +244,7 @@ def test_both_route_one_leads_and_the_other_takes_over(planes: tuple[System, Pla
 
 def test_a_leader_that_was_stopped_writes_and_commands_nothing_any_more(planes: tuple[System, Plane, Plane]) -> None:
     _, one, two = planes
-    both = [one, two]
-    before = pids(one)
-    one.signal(signal.SIGSTOP)
-    until([two], "the second to lead", lambda: two.leads, 25)
-    until([two], "the agent to be back", lambda: ready(two), 40)
-    epoch = (two.status() or {})["epoch"]
-    one.signal(signal.SIGCONT)
-    until(both, "the first to follow", lambda: one.follows, 30)
-    assert two.leads
-    assert (two.status() or {})["epoch"] == epoch
-    assert pids(two) == before
-    until(both, "both to route", lambda: ready(two) and one.routes and two.routes)
+    assert hung([one, two]) is two
 
 
 def test_the_database_goes_away_and_comes_back(planes: tuple[System, Plane, Plane], server: Postgresql) -> None:
@@ -268,26 +267,76 @@ def test_the_database_goes_away_and_comes_back(planes: tuple[System, Plane, Plan
     connection.close()
 
 
+def hung(planes: list[Plane], held_s: float = 0.0) -> Plane:
+    """Stop the leader until another one has led for this long, and let it go on; who leads then.
+
+    What it was asked while it hung it reads as soon as it goes on, before it can know: it may write none of it.
+    """
+    leader = one_leads(planes)
+    others = [plane for plane in planes if plane is not leader]
+    before, epoch = pids(leader), (leader.status() or {})["epoch"]
+    late: list[str] = []
+
+    def write() -> None:
+        try:
+            leader.client.post("keys", {"name": "late"}, 120.0)
+        except (OperatorError, PeerError) as refused:
+            late.append(str(refused))
+
+    leader.signal(signal.SIGSTOP)
+    asking = threading.Thread(target=write)
+    asking.start()
+    until(others, "another to lead", lambda: any(plane.leads for plane in others), 25)
+    next_ = one_leads(others)
+    until(others, "the agent to be back", lambda: ready(next_), 40)
+    time.sleep(held_s)
+    leader.signal(signal.SIGCONT)
+    until(planes, "it to follow", lambda: leader.follows, 30)
+    asking.join(30)
+    assert len(late) == 1, "what it was asked while it hung was written"
+    assert next_.client.get("keys")["keys"] == []
+    assert (next_.status() or {})["epoch"] == epoch + 1, "nobody else led meanwhile"
+    assert pids(next_) == before, "no engine noticed"
+    until(planes, "all to route", lambda: all(plane.routes for plane in planes))
+    return next_
+
+
+def one_leads(planes: list[Plane], seconds: float = 40.0) -> Plane:
+    """The one that leads, once all others follow."""
+    until(planes, "one to lead", lambda: [p.leads for p in planes].count(True) == 1
+          and [p.follows for p in planes].count(True) == len(planes) - 1, seconds)  # fmt: skip
+    return next(plane for plane in planes if plane.leads)
+
+
+def test_three_of_which_the_leader_hangs_and_whose_database_fails(prepared: System, server: Postgresql) -> None:
+    address = server.database()
+    with several(prepared, address, "one", "two", "three") as planes:
+        hung(planes)
+        leader = hung(planes)
+        before = pids(leader)
+        name = address.split("/")[3].split("?")[0]
+        for _ in range(3):
+            server.sql(f"SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE datname = '{name}'")
+            assert all(plane.ask() for plane in planes), "inference goes on"
+            leader = one_leads(planes)
+        server.stop()
+        assert all(plane.ask() for plane in planes), "inference goes on"
+        server.start()
+        leader = one_leads(planes)
+        until(planes, "the agent", lambda: ready(leader), 40)
+        assert pids(leader) == before
+        assert leader.client.post("keys", {"name": "k"})["in_force"]
+        assert leader.client.get("audit/verify")["intact"]
+
+
 @pytest.mark.soak
-def test_leaders_that_hang_follow_one_another_fifty_times(planes: tuple[System, Plane, Plane]) -> None:
-    _, one, two = planes
-    both = [one, two]
-    before = pids(one)
-    epoch = 1
-    for _ in range(50):
-        leader, other = (one, two) if one.leads else (two, one)
-        leader.signal(signal.SIGSTOP)
-        until([other], "the other to lead", lambda other=other: other.leads, 25)
-        time.sleep(45 - 15)  # three leases in all
-        leader.signal(signal.SIGCONT)
-        until(both, "it to follow", lambda leader=leader: leader.follows, 30)
-        until(both, "the agent", lambda other=other: ready(other), 30)
-        now = (other.status() or {})["epoch"]
-        assert now > epoch
-        epoch = now
-        assert pids(other) == before
-        assert one.routes
-        assert two.routes
+@pytest.mark.parametrize("names", [("one", "two"), ("one", "two", "three")])
+def test_leaders_that_hang_follow_one_another_fifty_times(
+    prepared: System, server: Postgresql, names: tuple[str, ...]
+) -> None:
+    with several(prepared, server.database(), *names) as planes:
+        for _ in range(50):
+            hung(planes, 45 - 15)  # three leases in all
 
 
 @pytest.mark.soak

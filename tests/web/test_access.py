@@ -4,25 +4,31 @@ from __future__ import annotations
 
 import http.client
 import json
+import re
 import ssl
 import time
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager, closing
 from pathlib import Path
 from typing import Any
 
 import pytest
 import trio
 from attrs import define
+from starlette.applications import Starlette
+from starlette.responses import JSONResponse
+from starlette.routing import Route
 
 from llmgw.link import ca
 from llmgw.settings.daemon import Address, AdminTls
 from llmgw.store.opening import sqlite_store
+from llmgw.store.people import AdminToken
 from llmgw.store.sql import SqlStore
-from llmgw.web.access import Access
+from llmgw.web.access import Access, Role, new_token
 from llmgw.web.admin_tls import AdminTlsContext
-from llmgw.web.api import app
+from llmgw.web.api import admitted, app
 from llmgw.web.serve import listen, serve
+from llmgw.web.table import OPERATIONS
 from tests.web.admin import TOKEN, Picture
 
 DOMAIN = "t.example"
@@ -39,11 +45,7 @@ class Bench:
         self, path: str, body: Any = None, token: str | None = TOKEN, person: str = "", **fields: str
     ) -> tuple[int, Any]:
         def work() -> tuple[int, Any]:
-            context = ssl.create_default_context(cafile=str(self.folder / "server" / "ca.pem"))
-            if person:
-                files = self.folder / person
-                context.load_cert_chain(files / "cert.pem", files / "key.pem")
-            connection = http.client.HTTPSConnection("localhost", self.port, timeout=10, context=context)
+            connection = http.client.HTTPSConnection("localhost", self.port, timeout=10, context=self.context(person))
             try:
                 said = dict(fields) if token is None else {"authorization": f"Bearer {token}", **fields}
                 data = None if body is None else json.dumps(body)
@@ -54,6 +56,29 @@ class Bench:
                 connection.close()
 
         return await trio.to_thread.run_sync(work)
+
+    async def statuses(self, asked: list[str], token: str | None, person: str) -> list[int]:
+        """What each ``METHOD path`` is answered with, on one connection."""
+
+        def work() -> list[int]:
+            connection = http.client.HTTPSConnection("localhost", self.port, timeout=10, context=self.context(person))
+            made = []
+            with closing(connection):
+                for method, path in (one.split() for one in asked):
+                    fields = {} if token is None else {"authorization": f"Bearer {token}"}
+                    connection.request(method, f"/api/v1/{path}", None, fields)
+                    with connection.getresponse() as answer:
+                        answer.read()
+                        made.append(answer.status)
+            return made
+
+        return await trio.to_thread.run_sync(work)
+
+    def context(self, person: str) -> ssl.SSLContext:
+        context = ssl.create_default_context(cafile=str(self.folder / "server" / "ca.pem"))
+        if person:
+            context.load_cert_chain(self.folder / person / "cert.pem", self.folder / person / "key.pem")
+        return context
 
 
 class Clocked(Picture):
@@ -66,7 +91,9 @@ class Clocked(Picture):
 
 
 @asynccontextmanager
-async def bench(folder: Path) -> AsyncIterator[Bench]:
+async def bench(
+    folder: Path, made_of: Callable[[Access, SqlStore, Picture], Any] | None = None
+) -> AsyncIterator[Bench]:
     now = time.time()
     ca.init(folder / "ca", DOMAIN, now - 86400)
     made = ca.issue_server(folder / "ca", ("localhost",), folder / "server", 30, now)
@@ -77,7 +104,8 @@ async def bench(folder: Path) -> AsyncIterator[Bench]:
         tls = AdminTlsContext(AdminTls(made.certificate, made.key, made.ca))
         picture = Clocked()
         picture.bench = it
-        await nursery.start(serve, app(picture, access, admins=store.people), listener, tls)
+        asked = app(picture, access, admins=store.people) if made_of is None else made_of(access, store, picture)
+        await nursery.start(serve, asked, listener, tls)
         yield it
         nursery.cancel_scope.cancel()
 
@@ -132,3 +160,69 @@ async def test_a_node_is_nobody_and_so_is_who_shows_nothing(tmp_path: Path) -> N
         ca.issue_person(tmp_path / "other", "eve", "admin", tmp_path / "eve", 1, time.time())
         with pytest.raises((ssl.SSLError, OSError)):
             await it.ask("whoami", token=None, person="eve")
+
+
+# Said here a second time, so that nobody changes who may what by accident.
+ADMINS = {
+    "POST tokens", "POST tokens/x/revoke", "POST deny", "POST deny/lift", "POST nodes/x/forget", "GET backup",
+    "POST admin-tokens", "POST admin-tokens/x/revoke",
+}  # fmt: skip
+OPERATORS_READ = {"GET settings", "GET settings/diff", "POST settings/check"}
+VIEWERS_POST = {"POST watch/ticket", "POST plan", "POST doctor"}
+
+
+def least(asked: str) -> int:
+    """0: a viewer may, 1: an operator, 2: an admin."""
+    if asked in ADMINS:
+        return 2
+    return 0 if asked in VIEWERS_POST or (asked.startswith("GET") and asked not in OPERATORS_READ) else 1
+
+
+def reached(access: Access, *_: Any) -> Starlette:
+    """Everything that is in the table, behind the door, with nothing in it."""
+
+    async def inside(_request: Any) -> JSONResponse:
+        return JSONResponse({})
+
+    routes = [Route(f"/api/v1/{o.path}", inside, methods=[o.method]) for o in OPERATIONS]
+    return Starlette(routes=[admitted(route, access) for route in routes])
+
+
+async def test_every_operation_for_everybody(tmp_path: Path) -> None:
+    """Nobody that is known gets 401 everywhere, and others what their role may: by token as by certificate."""
+    async with bench(tmp_path, reached) as it:
+        tokens: dict[str, str | None] = {"": None, "the first": TOKEN, "another": "llmgw_admin_0.x", "empty": ""}
+        for name, role, ttl in (
+            ("viewer", "viewer", 60), ("operator", "operator", 60), ("admin", "admin", 60),
+            ("expired", "admin", -1), ("revoked", "admin", 60),
+        ):  # fmt: skip
+            ident, text, kept = new_token()
+            await it.store.people.add(AdminToken(ident, name, role, kept, it.at - 9, it.at + ttl, "me"))
+            tokens[name] = text
+            if name == "revoked":
+                await it.store.people.revoke(ident, "me", it.at)
+        may = {"viewer": 0, "operator": 1, "admin": 2, "the first": 2}
+        for role in Role:
+            ca.issue_person(tmp_path / "ca", "ada", role.value, tmp_path / role.value, 1, time.time())
+        ca.issue_node(tmp_path / "ca", "admin", tmp_path / "node", 1, time.time())
+        everybody = [(name, token, "") for name, token in tokens.items()]
+        everybody += [(name, None, name) for name in ("viewer", "operator", "admin", "node")]
+        # A token that is wrong is not made up for by a certificate that is right.
+        everybody += [("wrong", "llmgw_admin_0.x", "admin")]
+        asked = [f"{o.method} {re.sub(r'{.*?}', 'x', o.path)}" for o in OPERATIONS]
+        wrong = []
+        for name, token, person in everybody:
+            for what, status in zip(asked, await it.statuses(asked, token, person), strict=True):
+                wanted = 401 if name not in may else 200 if may[name] >= least(what) else 403
+                if status != wanted:
+                    wrong.append((name, bool(person), what, status, wanted))
+        assert wrong == []
+        assert set(asked) >= ADMINS | OPERATORS_READ | VIEWERS_POST
+
+
+def test_nothing_of_the_api_is_outside_the_table(tmp_path: Path) -> None:
+    async def inside(_request: Any) -> JSONResponse:
+        return JSONResponse({})
+
+    with pytest.raises(KeyError):
+        admitted(Route("/api/v1/secrets", inside), Access(TOKEN))

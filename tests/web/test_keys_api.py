@@ -69,6 +69,7 @@ async def test_what_is_refused(tmp_path: Path) -> None:
             ("keys", {"requests_per_minute": "5"}, "requests_per_minute"),
             ("keys", {"models": []}, "are none"),
             ("keys", {"budget_period": "year"}, "budget_period"),
+            ("keys", {"budget_cost": -1e-9}, "the budget of cost"),
             (f"keys/{ident}", [], "should be an object"),
             (f"keys/{ident}", {"models": ["a b"]}, "neither a model's name nor a pattern"),
             (f"keys/{ident}/rotate", {"keep_old_s": "x"}, "keep_old_s"),

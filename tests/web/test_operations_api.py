@@ -142,6 +142,7 @@ async def test_what_stays_is_answered_with_every_candidate_and_forced_it_goes(tm
         assert [r.goal for r in it.cluster.replicas] == [Goal.DRAIN]
         assert (await it.ask("nodes/n1/undrain", {"reason": "done"}))[1] == {"node": "n1", "undrained": True}
         assert (await it.ask("nodes/n1/undrain", {}))[1] == {"node": "n1", "undrained": False}
+        assert (await it.ask("nodes/n1/undrain", {"reason": "a\nb"}))[0] == 400
         assert await it.store.drains() == {}
         kinds = [row.action for row in await it.store.audit(9)]
         assert kinds == ["node.undrain", "node.drain", "node.drain"]
