@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 import trio
 import trio.testing
-from attrs import evolve, field, fields, frozen
+from attrs import evolve
 
 from fakes.machines import MACHINES, render, write_state
 from fakes.patient import Patient, certificate
@@ -389,34 +389,6 @@ async def test_nvml_answers_where_nvidia_smi_does_not(
     assert (spoken.id, spoken.severity) == ("gpu.source.smi", severity)
     assert "read through NVML" in spoken.text
     assert {v.id for v in verdicts if v.severity is Severity.UNKNOWN} == BLIND
-
-
-@frozen
-class Hanging(Patient):
-    """Its nvidia-smi hangs, and is left behind only when the adapters have been read."""
-
-    read: trio.Event = field(factory=trio.Event)
-
-    async def ask(self, program: str, *args: str) -> Ran:
-        if program == "lspci":
-            self.read.set()
-        if program != "nvidia-smi":
-            return await super().ask(program, *args)
-        await self.read.wait()
-        return Ran((program, *args), None, "", "")
-
-
-async def test_an_nvidia_smi_that_hangs_keeps_neither_nvml_nor_adapters(
-    tmp_path_factory: pytest.TempPathFactory,
-) -> None:
-    well = rendered("hgx-h100", tmp_path_factory)
-    patient = Hanging(**{name: getattr(well, name) for name in (a.name for a in fields(Patient))})
-    facts, verdicts = await examine(patient, "hgx-h100")
-    assert (len(facts.cards), len(facts.devices)) == (8, 8)
-    assert (bool(facts.adapters), bool(facts.counters)) == (True, True)
-    (spoken,) = [v for v in verdicts if v.severity in (Severity.FAIL, Severity.WARN, Severity.INFO)]
-    assert (spoken.id, spoken.severity) == ("gpu.source.smi", Severity.WARN)
-    assert "did not answer within" in spoken.text
 
 
 async def test_two_sources_that_fail_are_a_failure(tmp_path_factory: pytest.TempPathFactory) -> None:
