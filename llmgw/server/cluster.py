@@ -29,7 +29,7 @@ from llmgw.settings.document import NodeRules, Settings
 from llmgw.settings.weight_facts import WeightFacts
 from llmgw.store.api import NodeRow, Store
 
-SHARDS = 1000
+SHARDS = 300
 """So many shards of one node are known; no machine has as many, and one that says so must not cost the others."""
 
 _NO_RULES = NodeRules()
