@@ -1,4 +1,4 @@
-"""Two control planes on one PostgreSQL: one leads, both route, and neither engines nor traffic notice who it is."""
+"""Two and three control planes on one PostgreSQL: one leads, all route, and neither engines nor traffic notice which."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -119,11 +120,18 @@ def server() -> Iterator[Postgresql]:
 @pytest.fixture
 def planes(prepared: System, server: Postgresql) -> Iterator[tuple[System, Plane, Plane]]:
     """Two control planes and a node with two replicas; the first one was there first."""
+    with several(prepared, server, "one", "two") as (one, two):
+        yield prepared, one, two
+
+
+@contextmanager
+def several(prepared: System, server: Postgresql, *names: str) -> Iterator[list[Plane]]:
+    """Control planes of these names, of which the first leads, and a node whose every replica is ready."""
     demo = prepared.demo
     address = server.database()
     text = demo.server_yaml.read_text()
     made = []
-    for name in ("one", "two"):
+    for name in names:
         folder = demo.folder / name
         folder.mkdir()
         router, admin, link = free_ports(3)
@@ -136,19 +144,18 @@ def planes(prepared: System, server: Postgresql) -> Iterator[tuple[System, Plane
             mine = mine.replace(before, after)
         (folder / "server.yaml").write_text(f"{mine}\nstore: {json.dumps(address)}\n")
         made.append(Plane(folder, router, admin, link))
-    one, two = made
     agent = demo.agent_yaml.read_text()
-    demo.agent_yaml.write_text(
-        agent.replace(f"  - 127.0.0.1:{demo.link_port}", f"  - 127.0.0.1:{two.link}\n  - 127.0.0.1:{one.link}")
-    )
+    links = "\n".join(f"  - 127.0.0.1:{plane.link}" for plane in reversed(made))
+    demo.agent_yaml.write_text(agent.replace(f"  - 127.0.0.1:{demo.link_port}", links))
     try:
-        one.start()
-        until(made, "the first to lead", lambda: one.leads, 60)
-        two.start()
-        until(made, "the second to follow", lambda: two.follows, 60)
+        made[0].start()
+        until(made, "the first to lead", lambda: made[0].leads, 60)
+        for plane in made[1:]:
+            plane.start()
+            until(made, "another to follow", lambda plane=plane: plane.follows, 60)
         prepared.run.start_agent()
-        until(made, "every replica", lambda: ready(one), 40)
-        yield prepared, one, two
+        until(made, "every replica", lambda: ready(made[0]), 40)
+        yield made
     finally:
         if prepared.run.agent is not None:
             prepared.run.agent.terminate()
@@ -246,6 +253,54 @@ def test_a_leader_that_was_stopped_writes_and_commands_nothing_any_more(planes: 
     assert (two.status() or {})["epoch"] == epoch
     assert pids(two) == before
     until(both, "both to route", lambda: ready(two) and one.routes and two.routes)
+
+
+def test_the_last_of_three_leads_and_what_waited_for_the_first_changes_nothing(
+    prepared: System, server: Postgresql
+) -> None:
+    with several(prepared, server, "one", "two", "three") as made:
+        one, two, three = made
+        before = pids(one)
+        epoch = (one.status() or {})["epoch"]
+        two.kill()
+        one.signal(signal.SIGSTOP)
+        # They wait in its sockets; what it does with them when it goes on is of a term that is over.
+        name, *_ = before
+        waiting = [ask(one, path, body) for path, body in (
+            ("keys", {"name": "stale"}), (f"replicas/{name}/restart", {"reason": "stale"}),
+            ("nodes/demo-node/drain", {"force": True, "reason": "stale"}),
+        )]  # fmt: skip
+        took = until(made, "the third to lead", lambda: three.leads, 25)
+        now = (three.status() or {})["epoch"]
+        assert now > epoch, took
+        kept = prepared.demo.agent_state / "epoch"
+        until(made, "the agent to be back", lambda: kept.read_text() == f"{now}\n" and ready(three), 60)
+
+        one.signal(signal.SIGCONT)
+        for asked in waiting:
+            with suppress(OSError, http.client.HTTPException):  # its part is over: it begins anew
+                assert asked.getresponse().status in (421, 503)
+            asked.close()
+        until(made, "the first to follow", lambda: one.follows, 30)
+        two.start()
+        until(made, "the second to follow, and all to route", lambda: two.follows and all(p.routes for p in made), 60)
+        assert three.leads
+        assert (three.status() or {})["epoch"] == now
+        assert pids(three) == before
+        assert kept.read_text() == f"{now}\n"
+        token = read_token(three.folder / "state" / TOKEN_FILE)
+        client = AdminClient("127.0.0.1", three.admin, token)
+        assert client.get("keys")["keys"] == []
+        assert client.get("audit/verify")["intact"]
+        assert not [row for row in client.get("audit")["rows"] if row["reason"] == "stale"]
+
+
+def ask(plane: Plane, path: str, body: Any) -> http.client.HTTPConnection:
+    """A change that was sent, and whose answer is still to be read."""
+    token = read_token(plane.folder / "state" / TOKEN_FILE)
+    connection = http.client.HTTPConnection("127.0.0.1", plane.admin, timeout=20)
+    connection.request("POST", f"/api/v1/{path}", json.dumps(body), {"authorization": f"Bearer {token}"})
+    return connection
 
 
 def test_the_database_goes_away_and_comes_back(planes: tuple[System, Plane, Plane], server: Postgresql) -> None:
