@@ -14,7 +14,7 @@ from typing import Any
 
 import orjson
 import trio
-from attrs import define
+from attrs import define, field
 from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
@@ -51,6 +51,7 @@ class _Client:
     send: trio.MemorySendChannel[dict[str, Any]]
     seen: dict[str, Any]
     reason: str = ""
+    sending: trio.CancelScope = field(factory=trio.CancelScope)
 
 
 class Watch:
@@ -100,6 +101,8 @@ class Watch:
                 client.reason = f"too slow: {QUEUE} messages wait"
                 self._clients.discard(client)
                 client.send.close()
+                # Who reads nothing at all does not take what waits for it either.
+                client.sending.deadline = trio.current_time() + _CLOSE_S
 
     async def _picture(self, parts: frozenset[str]) -> dict[str, Any]:
         source = self._source
@@ -190,8 +193,9 @@ class Watch:
 
                 nursery.start_soon(hear)
                 nursery.start_soon(still)
-                async for message in receive:
-                    await socket.send_text(orjson.dumps(message).decode())
+                with client.sending:
+                    async for message in receive:
+                        await socket.send_text(orjson.dumps(message).decode())
                 code, reason = TRY_LATER, client.reason
                 nursery.cancel_scope.cancel()
         except WebSocketDisconnect:

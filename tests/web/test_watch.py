@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 import json
-from typing import Any
+from typing import Any, cast
 
 import pytest
 import trio
+import trio.testing
 from attrs import evolve
+from starlette.websockets import WebSocket
 from trio_websocket import ConnectionRejected, open_websocket_url
 
+from llmgw.web.access import Access
 from llmgw.web.changes import applied, change
-from tests.web.admin import TOKEN, admin
+from llmgw.web.watch import PERIOD_S, TRY_LATER, Watch
+from tests.web.admin import TOKEN, Picture, admin
 
 HEADERS = [(b"authorization", f"Bearer {TOKEN}".encode())]
 
@@ -72,6 +76,48 @@ async def test_a_ticket_opens_one() -> None:
         with pytest.raises(ConnectionRejected):
             async with open_websocket_url(url(it.port), subprotocols=offered):
                 pass
+
+
+class Stuck:
+    """What of a WebSocket the watch uses, to somebody who reads nothing."""
+
+    def __init__(self) -> None:
+        self.headers = {"authorization": f"Bearer {TOKEN}"}
+        self.state, self.query_params = object(), {"parts": "replicas"}
+        self.scope: dict[str, Any] = {"subprotocols": []}
+        self.closed: list[tuple[int, str]] = []
+
+    async def accept(self, subprotocol: str | None) -> None:
+        assert subprotocol is None
+
+    async def receive_text(self) -> str:
+        return await trio.sleep_forever()
+
+    async def send_text(self, text: str) -> None:
+        assert text
+        await trio.sleep_forever()
+
+    async def close(self, code: int, reason: str) -> None:
+        self.closed.append((code, reason))
+
+
+async def test_who_reads_nothing_is_let_go(autojump_clock: trio.testing.MockClock) -> None:
+    picture, socket = Picture(), Stuck()
+    watch = Watch(picture, None, Access(TOKEN))
+    replicas = picture.cluster.replicas
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(watch.run)
+
+        async def change_all_the_time() -> None:
+            while True:
+                picture.cluster = evolve(picture.cluster, replicas=() if picture.cluster.replicas else replicas)
+                await trio.sleep(PERIOD_S)
+
+        nursery.start_soon(change_all_the_time)
+        with trio.fail_after(60):
+            await watch.endpoint(cast("WebSocket", socket))
+        nursery.cancel_scope.cancel()
+    assert socket.closed == [(TRY_LATER, "too slow: 8 messages wait")]
 
 
 async def test_who_reads_nothing_holds_up_no_stop() -> None:
