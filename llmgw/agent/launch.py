@@ -22,7 +22,7 @@ from llmgw.discovery.interfaces import interface_of
 from llmgw.engines.base import Launch, ShardSpec
 from llmgw.engines.registry import build, ports_of
 from llmgw.engines.weights import adapter_path
-from llmgw.errors import OperatorError
+from llmgw.errors import ConflictError, OperatorError
 from llmgw.hardware.inventory import Device, Fabric, Inventory
 from llmgw.link.messages import StartShard
 from llmgw.settings.catalog import EngineKind
@@ -225,13 +225,14 @@ class Launches:
 async def launch(folder: Path, prepared: Prepared) -> None:
     """Write the record, then start the shim. Raises :class:`OperatorError`; see :func:`given_up` for what is left then.
 
+    Where an engine runs in the folder already, whose record nobody could read, nothing is touched: ``ConflictError``.
     Cancelled, it leaves at most a record; once the shim is being started that is waited for.
     """
     record, made = prepared.record, prepared.launch
     marks = proctree.marks(record.shard, record.generation, record.launch)
     env = process.environment(os.environ, made.env, made.secrets, marks)
     try:
-        await trio.to_thread.run_sync(records.write, folder, record)
+        await trio.to_thread.run_sync(_write_first, folder, record)
         await trio.to_thread.run_sync(records.write_files, folder, made.files)
     except OSError as failed:
         raise OperatorError(str(folder), f"cannot be written: {failed.strerror}", "check the disk") from failed
@@ -240,6 +241,16 @@ async def launch(folder: Path, prepared: Prepared) -> None:
         logger("launch").warning(
             "its cgroup could not be made; it runs in ours", shard=record.shard, path=record.cgroup
         )
+
+
+def _write_first(folder: Path, record: Record) -> None:
+    if folder.exists() and (records.is_held(folder) or records.engine_lives(folder)):
+        raise ConflictError(
+            str(folder),
+            "an engine runs there, and what was written down of it cannot be read",
+            "stop the agent, run llmgw agent stop-engines, and start it again",
+        )
+    records.write(folder, record)
 
 
 def given_up(folder: Path) -> bool:

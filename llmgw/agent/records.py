@@ -19,7 +19,7 @@ import cattrs
 import orjson
 from attrs import field, frozen
 
-from llmgw.agent.process import Grip, Known
+from llmgw.agent.process import Grip, Known, start_time
 from llmgw.agent.proctree import must_be_seen
 from llmgw.agent.shard import Doom
 from llmgw.discovery.host import boot_id
@@ -239,6 +239,14 @@ def is_held(folder: Path) -> bool:
             return not free
     except FileNotFoundError:
         return False
+
+
+def engine_lives(folder: Path) -> bool:
+    """Whether the engine that the shim wrote down is there, with or without its shim. Blocking."""
+    said = pids(folder)
+    if said is None or not said.here or said.engine is None or said.engine_start is None:
+        return False
+    return start_time(said.engine) == said.engine_start
 
 
 def remove(folder: Path) -> bool:

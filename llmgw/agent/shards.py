@@ -18,7 +18,7 @@ from llmgw.agent.proctree import PROC
 from llmgw.agent.records import Record
 from llmgw.agent.shard import Shard, begin
 from llmgw.agent.supervisor import Supervisor
-from llmgw.errors import OperatorError, leaves
+from llmgw.errors import ConflictError, OperatorError, leaves
 from llmgw.hardware.inventory import Inventory
 from llmgw.link.messages import StartShard
 from llmgw.scheduler.jobs import Fetch
@@ -258,7 +258,7 @@ class Shards:
             self._put_back(supervisor, before)
             raise
         except OperatorError as failed:
-            if given_up(folder):
+            if isinstance(failed, ConflictError) or given_up(folder):
                 self._put_back(supervisor, before)
                 raise
             self._log.warning("its shim takes long, and is waited for", shard=record.shard, reason=failed.reason)

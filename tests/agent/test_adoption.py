@@ -320,3 +320,30 @@ async def test_records_of_another_boot_and_records_that_are_none(folder: Path) -
         assert (folder / "shards/m-2.0-g1/record.json").exists(), "what cannot be read is left alone"
         assert node.shards.find("m-3.0", 1) is None
         assert not (folder / "shards/m-3.0-g1").exists(), "what never came about is dropped"
+
+
+@pytest.mark.parametrize("shim_lives", [True, False])
+async def test_nothing_is_started_over_an_engine_whose_record_cannot_be_read(folder: Path, shim_lives: bool) -> None:
+    settings = config(folder)
+    place = folder / "shards/m-1.0-g1"
+    async with running(settings) as node:
+        await node.shards.start(start(), INVENTORY)
+        pid = (await node.until(S.READY)).pid
+    if not shim_lives:
+        shim = shim_of(folder)
+        os.kill(shim, signal.SIGKILL)
+        assert within_5_s(lambda: not alive(shim))
+    (place / "record.json").write_bytes(b"{")
+    async with running(settings) as node:
+        with pytest.raises(OperatorError, match="an engine runs there"):
+            await node.shards.start(start(), INVENTORY)
+        assert node.shards.find("m-1.0", 1) is None
+        assert (place / "record.json").read_bytes() == b"{"
+    assert alive(pid)
+    stop_engines(folder, 0.0)
+    assert within_5_s(lambda: not alive(pid)), "as the error said"
+    async with running(settings) as node:
+        await node.shards.start(start(), INVENTORY)
+        await node.until(S.READY)
+        node.get().stop("x", 1)
+        await node.until(S.STOPPED)
