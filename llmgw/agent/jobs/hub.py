@@ -47,7 +47,11 @@ class Hub:
             sha256 = sibling.lfs.sha256 if sibling.lfs is not None else ""
             if sibling.size is None or not (sha256 or sibling.blob_id):
                 raise FetchError(f"the hub gives no size or digest for {sibling.rfilename}", "use another mirror")
-            files.append(WantedFile(sibling.rfilename, sibling.size, sha256, "" if sha256 else sibling.blob_id or ""))
+            file = WantedFile(sibling.rfilename, sibling.size, sha256, "" if sha256 else sibling.blob_id or "")
+            if file.fault:
+                at = task.endpoint or "the hub"
+                raise FetchError(f"{task.repository} at {at}: {file.fault}", "use another mirror")
+            files.append(file)
         return Manifest(info.sha, tuple(sorted(files, key=lambda f: f.name)), whole=not task.file)
 
     def get(self, commit: str, file: WantedFile) -> None:

@@ -117,6 +117,17 @@ def test_a_wrong_digest_is_fetched_again_and_then_refused(hub: Hub, tmp_path: Pa
     assert hub.bytes_sent["a.safetensors"] == sent, "whole files stay"
 
 
+@pytest.mark.parametrize("name", ["../../../../mine", "/mine", "a//../x", "a\nb", "./x", "x/", ""])
+def test_a_hub_names_no_file_that_is_not_below_the_cache(hub: Hub, tmp_path: Path, name: str) -> None:
+    mine = tmp_path / "mine"
+    mine.write_bytes(b"not the hub's")
+    hub.repositories["org/tiny"][str(mine) if name == "/mine" else name] = b"theirs"
+    error = Fetch(hub, tmp_path / "cache").refused()
+    assert "is no name of a file below it" in error.reason
+    assert mine.read_bytes() == b"not the hub's"
+    assert not list(tmp_path.rglob("*.safetensors")), "nothing of it is taken"
+
+
 def test_bytes_that_changed_on_the_disk_are_not_taken_as_they_are(hub: Hub, tmp_path: Path) -> None:
     """A blob that nobody compared, as a fetch that was killed may leave it, is compared before it counts."""
     path = Path(Fetch(hub, tmp_path).run()["path"])
