@@ -29,6 +29,9 @@ _SHARD = re.compile(r"^(?P<name>.+-)[0-9]{5}(?P<of>-of-[0-9]{5}\.gguf)$")
 _OTHER_FORMATS = (".bin", ".pt", ".pth", ".msgpack", ".h5", ".ot", ".onnx", ".gguf", ".ckpt", ".tflite")
 
 
+_DIGEST = re.compile(r"[0-9a-f]{40}|[0-9a-f]{64}")
+
+
 @frozen
 class WantedFile:
     """A file of a repository: its size in bytes and its digest, a sha256 (LFS) or else git's sha1 of a blob."""
@@ -42,6 +45,15 @@ class WantedFile:
     def blob(self) -> str:
         """What huggingface_hub calls its blob."""
         return self.sha256 or self.git_sha1
+
+    @property
+    def fault(self) -> str:
+        """Why it is not fetched: what a hub calls it becomes a path here, which must stay below the cache."""
+        if any(part in ("", ".", "..") for part in self.name.split("/")) or not self.name.isprintable():
+            return f"{self.name!r} is no name of a file below it"
+        if self.size < 0 or not _DIGEST.fullmatch(self.blob):
+            return f"{self.name} has size {self.size} and digest {self.blob[:80]!r}"
+        return ""
 
 
 @frozen
@@ -130,8 +142,8 @@ class Repository:
             return
         path = self.ours / "refs.json"
         try:
-            known = json.loads(content(path))
-        except (OSError, ValueError):
+            known = dict(json.loads(content(path)))
+        except (OSError, ValueError, TypeError):
             known = {}
         _replace(path, {**known, revision: commit})
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import errno
-import re
 from collections.abc import Callable
 from typing import Any
 
@@ -12,7 +11,6 @@ from llmgw.agent.jobs.fetch_task import FetchError, FetchTask, Stop, full
 
 Say = Callable[[dict[str, Any]], None]
 
-_DIGEST = re.compile(r"[0-9a-f]{40}|[0-9a-f]{64}")
 _FULL = frozenset({errno.ENOSPC, errno.EDQUOT})
 
 
@@ -47,12 +45,12 @@ class Hub:
             if sibling.rfilename not in names:
                 continue
             sha256 = sibling.lfs.sha256 if sibling.lfs is not None else ""
-            file = WantedFile(sibling.rfilename, sibling.size or 0, sha256, "" if sha256 else sibling.blob_id or "")
-            if sibling.size is None or not _DIGEST.fullmatch(file.blob):
-                raise FetchError(f"the hub gives no size or digest for {file.name}", "use another mirror")
-            # It becomes a path in the cache, also where files are removed.
-            if file.name.startswith("/") or "\0" in file.name or not {".", "..", ""}.isdisjoint(file.name.split("/")):
-                raise FetchError(f"the hub lists {file.name!r}, which is no name of a file", "use another mirror")
+            if sibling.size is None or not (sha256 or sibling.blob_id):
+                raise FetchError(f"the hub gives no size or digest for {sibling.rfilename}", "use another mirror")
+            file = WantedFile(sibling.rfilename, sibling.size, sha256, "" if sha256 else sibling.blob_id or "")
+            if file.fault:
+                at = task.endpoint or "the hub"
+                raise FetchError(f"{task.repository} at {at}: {file.fault}", "use another mirror")
             files.append(file)
         return Manifest(info.sha, tuple(sorted(files, key=lambda f: f.name)), whole=not task.file)
 
