@@ -289,7 +289,10 @@ def _refuse_odd_files(spec: ShardSpec) -> None:
         places.append(spec.weights.name)
     for place in places:
         with suppress(FileNotFoundError, NotADirectoryError, PermissionError):  # the engine says so better
-            whole = [place, *(entry.path for entry in os.scandir(place))] if os.path.isdir(place) else [place]
+            whole = [place]
+            if os.path.isdir(place):
+                with os.scandir(place) as entries:
+                    whole += [entry.path for entry in entries]
             for path in whole:
                 with suppress(FileNotFoundError):
                     mode = os.stat(path).st_mode

@@ -173,13 +173,14 @@ def read_bytes(found: Iterable[Member], proc: Path = PROC) -> int:
 def _mine(proc: Path) -> Iterator[int]:
     """Processes of our own user: engines are never another one's, and another's environment cannot be read."""
     try:
-        for entry in os.scandir(proc):
-            if entry.name.isdigit():
-                try:
-                    if entry.stat().st_uid == os.geteuid():
-                        yield int(entry.name)
-                except OSError:
-                    continue
+        with os.scandir(proc) as entries:
+            for entry in entries:
+                if entry.name.isdigit():
+                    try:
+                        if entry.stat().st_uid == os.geteuid():
+                            yield int(entry.name)
+                    except OSError:
+                        continue
     except OSError as failed:
         must_be_seen(failed)
 
