@@ -9,7 +9,6 @@ ever. It ends when it is told to drain, or by SIGTERM, which means the same.
 from __future__ import annotations
 
 import argparse
-import gc
 import os
 import resource
 import signal
@@ -50,6 +49,7 @@ from llmgw.router.wire import (
     UseTable,
 )
 from llmgw.settings.document import Tracing
+from llmgw.telemetry.collector import spare_what_is_loaded
 from llmgw.telemetry.logging import Lines, configure, logger
 from llmgw.telemetry.tracing import Tracer
 
@@ -370,10 +370,7 @@ def main() -> None:
     listener.setblocking(False)
     most = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
     resource.setrlimit(resource.RLIMIT_NOFILE, (min(most, _MOST_FILES) if most >= 0 else _MOST_FILES, most))
-    # What is loaded by now stays for ever; the collector need not look at it again and again.
-    gc.collect()
-    gc.freeze()
-    gc.set_threshold(50_000, 20, 50)
+    spare_what_is_loaded()
     worker = Worker(args.socket, setup, args.fingerprint, listener, alone=args.alone)
     raise SystemExit(trio.run(worker.run, strict_exception_groups=True))
 

@@ -47,6 +47,7 @@ from llmgw.store.identity import IdentityStore
 from llmgw.store.lease import Leader, Leases
 from llmgw.store.opening import store_of
 from llmgw.store.sql import SqlStore
+from llmgw.telemetry.collector import spare_what_is_loaded
 from llmgw.telemetry.logging import configure, logger
 from llmgw.telemetry.metrics import ControlPlaneMetrics
 from llmgw.web.access import Access
@@ -65,6 +66,7 @@ _ANSWER_S = 0.5
 def run(config: ServerConfig) -> None:
     """Run until a signal ends it. Raises :class:`OperatorError` when it cannot start."""
     configure(config.log, "server")
+    spare_what_is_loaded()
     if trio.run(partial(_main, config), strict_exception_groups=True):
         # The same process, so that whoever started it keeps it in sight; what is on the disk by now is what runs. A
         # signal that comes before that listens for signals must not end it.

@@ -29,6 +29,7 @@ from llmgw.link.server import serve
 from llmgw.link.session import PeerGone, Session
 from llmgw.link.tls import client_context
 from llmgw.settings.daemon import Address, LinkListener, Log, LogLevel, TlsFiles
+from llmgw.telemetry.collector import spare_what_is_loaded
 from llmgw.telemetry.logging import configure
 from tests.link.samples import TRUST_DOMAIN, WELCOME, make_pki, register
 
@@ -201,6 +202,7 @@ async def test_others_under_attack(tmp_path: Path, capsys: pytest.CaptureFixture
 if __name__ == "__main__":
     configure(Log(level=LogLevel.ERROR), "bench")  # nobody reads the pipe
     if sys.argv[1] == "serve":
+        spare_what_is_loaded()
         trio.run(control_plane, Path(sys.argv[2]))
     else:
         trio.run(attack, sys.argv[4], Path(sys.argv[2]), int(sys.argv[3]))
