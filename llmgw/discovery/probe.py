@@ -39,7 +39,7 @@ async def discover(config: Discovery, rules: Sequence[FabricRule] = (), machine:
     machine = LiveMachine(config) if machine is None else machine
     root, reader = machine.root, machine.reader
     host = await trio.to_thread.run_sync(machine.host)
-    fake = await trio.to_thread.run_sync(simulated, machine)
+    simulated = await trio.to_thread.run_sync(_simulated, machine)
     on_bus = await trio.to_thread.run_sync(read_gpus, root, reader)
     adapters: tuple[Adapter, ...] = ()
     gpus = _Gpus("none", None, ())
@@ -56,7 +56,7 @@ async def discover(config: Discovery, rules: Sequence[FabricRule] = (), machine:
     async with trio.open_nursery() as nursery:
         nursery.start_soon(network)
         nursery.start_soon(cards)
-    return await trio.to_thread.run_sync(_assemble, machine, host, fake, on_bus, gpus, adapters, rules)
+    return await trio.to_thread.run_sync(_assemble, machine, host, simulated, on_bus, gpus, adapters, rules)
 
 
 async def _read_gpus(config: Discovery, machine: Machine, on_bus: Sequence[PciGpu]) -> _Gpus:
@@ -110,7 +110,7 @@ def _no_source(
 def _assemble(
     machine: Machine,
     host: Host,
-    fake: str | None,
+    simulated: str | None,
     on_bus: Sequence[PciGpu],
     gpus: _Gpus,
     adapters: tuple[Adapter, ...],
@@ -149,7 +149,7 @@ def _assemble(
         nvlink_domains=nvlink_domains(pairs, cards),
         driver=None if reading is None else reading.driver,
         warnings=warnings,
-        simulated=fake,
+        simulated=simulated,
     )
 
 
@@ -196,7 +196,7 @@ def _bus_warnings(
         )
 
 
-def simulated(machine: Machine) -> str | None:
+def _simulated(machine: Machine) -> str | None:
     """Which machine a folder stands in for, if it is a fake one's. Blocking."""
     said = machine.reader.raw(machine.root / MARK, 200)
     if not said:
