@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
+from functools import partial
 from pathlib import Path
 
 import trio
@@ -13,9 +15,14 @@ from attrs import evolve
 from llmgw.scheduler.scale import Scale
 from llmgw.scheduler.state import Assignment, NodeState, ShardState
 from llmgw.settings.catalog import Scaling
+from llmgw.settings.daemon import Address
+from llmgw.web.access import Access
+from llmgw.web.api import app
+from llmgw.web.serve import listen, serve
 from llmgw.web.source import Routed, RoutedReplica, Turned
+from llmgw.web.watch import Watch
 from tests.scheduler.clusters import NOW, device, fabric, model, node, profile, report, row, wide
-from tests.web.admin import TOKEN, Admin, admin
+from tests.web.admin import TOKEN, Admin, Picture, admin
 
 
 async def ctl(it: Admin, folder: Path, *words: str) -> tuple[int, str]:
@@ -221,3 +228,60 @@ async def test_what_has_no_place_on_a_large_fleet_is_said_in_short(tmp_path: Pat
         assert "1 x h100-80g (0 free)" in squeezed(said)[-1], "what nobody can get is not free"
         _, said = await ctl(it, tmp_path, "models", "--json")
         assert len(json.loads(said)["models"][0]["unplaced"]["candidates"]) == 51
+
+
+async def test_a_shell_completes_commands_and_names_and_nothing_where_nobody_answers(tmp_path: Path) -> None:
+    async def completed(port: int, *words: str) -> list[str]:
+        line = ["llmgw", "ctl", "--admin", f"http://127.0.0.1:{port}", "--token-file", str(token), *words]
+        env = os.environ | {"_LLMGW_COMPLETE": "bash_complete", "COMP_WORDS": " ".join(line),
+                            "COMP_CWORD": str(len(line) - 1)}  # fmt: skip
+        start = "from llmgw.cli.main import cli; cli(prog_name='llmgw')"
+        done = await trio.run_process([sys.executable, "-c", start], capture_stdout=True, capture_stderr=True, env=env)
+        assert done.stderr == b""
+        return [row.partition(",")[2] for row in done.stdout.decode().split()]
+
+    token = tmp_path / "token"
+    token.touch(0o600)
+    token.write_text(TOKEN)
+    async with admin() as it:
+        assert await completed(it.port, "repl") == ["replica", "replicas"]
+        assert await completed(it.port, "replica", "restart", "m-") == ["m-1", "m-100"]
+        port = it.port
+    assert await completed(port, "replica", "restart", "m-") == []
+
+
+async def line_of(stream: trio.abc.ReceiveStream) -> str:
+    found = b""
+    while not found.endswith(b"\n"):
+        found += (byte := await stream.receive_some(1))
+        assert byte, found
+    return found.decode()
+
+
+async def test_a_watch_comes_back_after_a_connection_that_broke(tmp_path: Path) -> None:
+    token = tmp_path / "token"
+    token.touch(0o600)
+    token.write_text(TOKEN)
+    picture, access = Picture(), Access(TOKEN)
+    port = 0
+    async with trio.open_nursery() as nursery:
+        for turn in range(2):
+            async with trio.open_nursery() as served:
+                listener = listen(Address("127.0.0.1", port))
+                port = listener.getsockname()[1]
+                watch = Watch(picture, None, access)
+                served.start_soon(watch.run)
+                await served.start(serve, app(picture, access, watch=watch), listener)
+                if turn == 0:
+                    command = [sys.executable, "-m", "llmgw", "ctl", "--admin", f"http://127.0.0.1:{port}",
+                               "--token-file", str(token), "replicas", "--watch", "--json"]  # fmt: skip
+                    start = partial(
+                        trio.run_process, command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, check=False
+                    )
+                    process = await nursery.start(start)
+                with trio.fail_after(20):
+                    assert json.loads(await line_of(process.stdout))["type"] == "snapshot"
+                served.cancel_scope.cancel()
+            with trio.fail_after(20):
+                assert "trying again in 0.5 s" in await line_of(process.stderr)
+        nursery.cancel_scope.cancel()
