@@ -24,6 +24,7 @@ from llmgw.errors import PeerError
 from llmgw.link.attend import attend
 from llmgw.link.client import connect
 from llmgw.link.codec import UP, ExcessiveError, MalformedError, decode, encode
+from llmgw.link.crowd import HURRIED_S
 from llmgw.link.messages import Message, NotUnderstood, Register
 from llmgw.link.patience import LinkLimits
 from llmgw.link.protocol import Ended, LinkProtocol, Role
@@ -397,14 +398,19 @@ async def test_one_address_holds_so_many_connections(pki: Pki) -> None:
             with pytest.raises(PeerGone, match=r"127\.0\.0\.1 holds more than 2 connections"):
                 async with agent_of(address, pki):
                     pass
-            silent = [await trio.open_tcp_stream("127.0.0.1", address.port) for _ in range(8)]
-            await trio.sleep(0.05)
-            beyond = await trio.open_tcp_stream("127.0.0.1", address.port)
-            with trio.fail_after(1):
-                assert await beyond.receive_some() == b"", "two have a place, six wait for one"
-            for stream in (*silent, beyond):
-                await stream.aclose()
-        await trio.sleep(0.1)
+            async with trio.open_nursery() as nursery:
+                hung_up = trio.Event()
+
+                async def silent() -> None:
+                    async with await trio.open_tcp_stream("127.0.0.1", address.port) as stream:
+                        assert await stream.receive_some() == b""
+                        hung_up.set()
+
+                for _ in range(9):
+                    nursery.start_soon(silent)
+                with trio.fail_after(0.9 * HURRIED_S):
+                    await hung_up.wait()  # two have a place, six wait for one
+                nursery.cancel_scope.cancel()
         async with agent_of(address, pki):
             pass
 
@@ -443,9 +449,8 @@ async def test_a_certificate_that_is_refused_takes_no_place_of_the_agents_and_co
             client_context(pki.node("n2")),
             server_hostname="127.0.0.1",
         )
-        await denied.do_handshake()
-        await trio.sleep(0.05)
         with trio.fail_after(3):
+            assert await denied.receive_some(), "it is where it could say something"
             async with agent_of(address, pki):
                 await trio.aclose_forcefully(denied)
                 for _ in range(20):
@@ -483,10 +488,12 @@ async def test_a_hundred_strangers_who_come_again_at_once_keep_no_agent_of_their
     foreign, most = pki.node(authority="foreign"), 100
 
     async def stranger() -> None:
+        nonlocal refused
         while True:
             with suppress(PeerError):
                 async with connect(address, foreign, TRUST_DOMAIN):
                     pass
+            refused += 1
 
     async def agent(number: int) -> None:
         async with agent_of(address, pki, f"n{number}"):
@@ -494,13 +501,15 @@ async def test_a_hundred_strangers_who_come_again_at_once_keep_no_agent_of_their
             await trio.sleep_forever()
 
     welcomed: list[int] = []
+    refused = 0
     async with listening(pki, connections_per_address=most) as address, trio.open_nursery() as nursery:
         for _ in range(most):
             nursery.start_soon(stranger)
-        await trio.sleep(0.5)
-        for number in range(most):
-            nursery.start_soon(agent, number)
         with trio.fail_after(10):
+            while refused < 20:
+                await trio.sleep(0.01)
+            for number in range(most):
+                nursery.start_soon(agent, number)
             while len(welcomed) < most:
                 await trio.sleep(0.05)
         nursery.cancel_scope.cancel()
