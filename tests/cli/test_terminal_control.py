@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import io
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -76,3 +77,19 @@ def test_nobody_is_asked_where_nobody_is(words: list[str], tmp_path: Path) -> No
     assert (done.returncode, done.stdout) == (2, ""), done
     assert "nobody can be asked here" in done.stderr
     assert "add --yes" in done.stderr
+
+
+@pytest.mark.parametrize(("typed", "said"), [("y", "True\n"), ("n", "False\n"), ("", "False\n")])
+def test_a_question_is_asked_beside_the_answer_that_goes_on_to_a_program(typed: str, said: str) -> None:
+    ours, theirs = os.openpty()
+    try:
+        os.write(ours, f"{typed}\n".encode())
+        program = "from llmgw.cli.terminal import agreed; print(agreed('llmgw x', 'really?'))"
+        ran = subprocess.run(
+            [sys.executable, "-c", program], stdin=theirs, capture_output=True, text=True, timeout=30, check=True
+        )
+    finally:
+        os.close(ours)
+        os.close(theirs)
+    assert ran.stdout == said
+    assert ran.stderr.startswith("really? [y/N]:")
