@@ -218,6 +218,14 @@ async def test_a_control_plane_that_dies(tmp_path: Path) -> None:
             await end(it)
 
 
+def listens(pid: int) -> bool:
+    """Whether a process may still hold its sockets: one that is dead has closed them."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] not in "ZX"
+    except (FileNotFoundError, ProcessLookupError):
+        return False
+
+
 async def test_both_are_killed(tmp_path: Path) -> None:
     (port,) = free_ports(1)
     async with engine_of() as engine:
@@ -228,6 +236,9 @@ async def test_both_are_killed(tmp_path: Path) -> None:
         await trio.sleep(0.8)
         assert pid is not None
         os.kill(pid, signal.SIGKILL)
+        with trio.fail_after(10):
+            while listens(pid):  # until then the address is its own
+                await trio.sleep(0.01)
         async with plane(tmp_path, port, engine) as it:
             assert it.router.state.pid != pid
             await counted(it, 9)
