@@ -22,12 +22,16 @@ class _Flat(msgspec.Struct):
 
 
 _decode_flat = msgspec.json.Decoder(_Flat).decode
-_ERROR = re.compile(rb'data:\s*\{\s*"(?:error"\s*:|object"\s*:\s*"error"|type"\s*:\s*"(?:error|response\.failed)")')
+_ERROR = re.compile(
+    rb'data:\s*\{\s*"(?:error"\s*:|object"\s*:\s*"error"|type"\s*:\s*"(?:error|response\.failed)")'
+    rb'|"finish_reason"\s*:\s*"(?:abort|error)"'
+)
 
 
 def own_error(tail: bytes) -> bool:
-    """Whether a stream ended with an error event of the engine's own, in any of the APIs. vLLM sends one when it
-    crashes, and then a ``[DONE]`` as if all were well."""
+    """Whether a stream ended with the engine's own word, in any of the APIs, that it did not get to its end: an error
+    event, which vLLM sends when it crashes and then a ``[DONE]`` as if all were well, or a reason to finish that no
+    client asked for, which vLLM and SGLang give for what they break off when they are stopped."""
     return _ERROR.search(tail) is not None
 
 

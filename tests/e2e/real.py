@@ -270,14 +270,19 @@ class Real:
         return took
 
 
-def cut(stream: Stream) -> BaseException:
-    """A stream that ended in its middle: the client was told so, and nothing looks complete."""
+def cut(stream: Stream) -> str:
+    """How a client was told of a stream that ended in its middle: nothing looks complete.
+
+    vLLM that is stopped may have the time to say itself that it breaks it off.
+    """
     assert stream.thread is not None
     stream.thread.join(90)
     assert not stream.thread.is_alive(), "the stream never ended"
+    if stream.finish == "abort":
+        return stream.finish
     assert stream.finish is None, f"looks complete: {stream.finish}"
     assert isinstance(stream.failure, openai.APIError), repr(stream.failure)
-    return stream.failure
+    return repr(stream.failure)
 
 
 @contextmanager

@@ -72,14 +72,14 @@ def test_a_stream_that_does_not_end_is_cut_and_the_engine_goes(llama: Real) -> N
     llama.serving()
     stream = llama.stream(4000)
     took = llama.stopped_within(2 + 5 + 5)
-    print(f"stop with a stream {took:.1f} s; {cut(stream)!r}")
+    print(f"stop with a stream {took:.1f} s; {cut(stream)}")
 
 
 def test_a_killed_server_is_started_again(llama: Real) -> None:
     before = llama.serving()
     stream = llama.stream(4000)
     os.kill(before["pid"], signal.SIGKILL)
-    print(repr(cut(stream)))
+    print(cut(stream))
     assert not members(before["pid"])
     llama.until("the restart to be decided", lambda: llama.decisions("restart", before["id"]))
     (reason,) = llama.decisions("restart", before["id"])

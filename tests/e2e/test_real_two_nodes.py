@@ -132,7 +132,7 @@ def test_rank_0_killed_mid_stream(pair: Real) -> None:
     before = pids(pair)
     stream = pair.stream(4000)
     os.kill(before[NODE], signal.SIGKILL)
-    print(repr(cut(stream)))
+    print(cut(stream))
     why = f"rank 0 on {NODE}: the engine ended without being asked while ready: killed by signal 9"
     fails(pair, why, row["generation"], before)
     serves_again(pair, 0, row["generation"], before)
@@ -141,7 +141,7 @@ def test_rank_0_killed_mid_stream(pair: Real) -> None:
 def test_a_stop_with_a_stream_ends_both_ranks(pair: Real) -> None:
     pair.serving()
     stream = pair.stream(4000)
-    print(f"stop with a stream {pair.stopped_within(2 + STOP_S):.1f} s; {cut(stream)!r}")
+    print(f"stop with a stream {pair.stopped_within(2 + STOP_S):.1f} s; {cut(stream)}")
 
 
 def test_rank_1_s_worker_killed_while_nobody_asks(pair: Real) -> None:

@@ -84,7 +84,7 @@ def killed(vllm: Real, part: str, how: str) -> None:
     os.kill(victim, signal.SIGKILL)
     took = vllm.until("every process of the engine to be gone", lambda: not members(first), 15)
     assert not [path for path in memory if path.exists()]
-    print(f"all gone {took:.1f} s after {part or 'the API server'}; {cut(stream)!r}")
+    print(f"all gone {took:.1f} s after {part or 'the API server'}; {cut(stream)}")
     vllm.until("the restart to be decided", lambda: vllm.decisions("restart", before["id"]))
     (reason,) = vllm.decisions("restart", before["id"])
     assert "ended without being asked while ready" in reason
@@ -116,7 +116,7 @@ def test_a_stream_that_does_not_end_is_cut_and_the_engine_goes(vllm: Real) -> No
     vllm.serving()
     stream = vllm.stream(4000)
     took = vllm.stopped_within(2 + 5 + 5)
-    print(f"stop with a stream {took:.1f} s; {cut(stream)!r}")
+    print(f"stop with a stream {took:.1f} s; {cut(stream)}")
 
 
 def test_a_killed_worker_takes_the_rest_with_it(vllm: Real) -> None:
