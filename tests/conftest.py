@@ -7,7 +7,10 @@ from collections.abc import Iterator
 
 import pytest
 import structlog
+import trio.testing
 from hypothesis import HealthCheck, settings
+
+from tests.patient_clock import patient_clock
 
 # How fast inputs are made says how busy the machine is, not whether the code is right.
 _PATIENT = [HealthCheck.too_slow]
@@ -27,3 +30,15 @@ def _usual_logging() -> Iterator[None]:
     yield
     structlog.reset_defaults()
     structlog.contextvars.clear_contextvars()
+
+
+@pytest.fixture
+def mock_clock() -> trio.testing.MockClock:
+    """Time that stands still unless a test moves it, in place of pytest-trio's."""
+    return patient_clock()
+
+
+@pytest.fixture
+def autojump_clock() -> trio.testing.MockClock:
+    """Time that goes on to the next deadline whenever nothing goes on, threads included, in place of pytest-trio's."""
+    return patient_clock(0)

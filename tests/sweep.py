@@ -16,8 +16,9 @@ import time
 from collections.abc import Awaitable, Callable
 
 import trio
-import trio.testing
 from attrs import frozen
+
+from tests.patient_clock import patient_clock
 
 
 class CancelAt(trio.abc.Instrument):
@@ -113,7 +114,7 @@ def sweep(
                 scenario,
                 instrument,
                 instruments=[instrument],
-                clock=None if real_clock else trio.testing.MockClock(autojump_threshold=0),
+                clock=None if real_clock else patient_clock(0),
             )
             where = f"{when} {nth} at {instrument.site}"
             assert open_files() <= before, f"left open after {where}: {open_files() - before}"

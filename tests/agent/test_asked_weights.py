@@ -18,7 +18,7 @@ def put(path: Path, size: int) -> None:
 async def test_it_tells_what_is_here_and_when_that_changes(
     tmp_path: Path, autojump_clock: trio.testing.MockClock, nursery: trio.Nursery
 ) -> None:
-    autojump_clock.autojump_threshold = 0.01
+    autojump_clock.autojump_threshold = 0.001
     told: list[WeightsFound] = []
     weights = Weights(str(tmp_path), tmp_path / "hub", 60, lambda: told.append(weights.found))
     nursery.start_soon(weights.run)

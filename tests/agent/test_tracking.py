@@ -285,7 +285,7 @@ async def test_bytes_read_are_observed_while_it_loads(tmp_path: Path, mock_clock
 async def test_a_rank_above_0_without_its_worker_is_told(
     tmp_path: Path, mock_clock: trio.testing.MockClock, rank: int
 ) -> None:
-    mock_clock.autojump_threshold = 0.02
+    mock_clock.autojump_threshold = 0.001
     proc = tmp_path / "proc"
     record = evolve(records.read(ended(tmp_path, "m-1.1", 1)), launch="abc", rank=rank)
     worker = made(proc, 10, environ=b"LLMGW_LAUNCH=abc\0")

@@ -140,7 +140,7 @@ def on(settings: NodeSettings, failure: BaseException) -> Callable[[AgentConfig]
 
 @pytest.fixture
 def clock(autojump_clock: trio.testing.MockClock) -> trio.testing.MockClock:
-    autojump_clock.autojump_threshold = 0.02
+    autojump_clock.autojump_threshold = 0.001
     return autojump_clock
 
 

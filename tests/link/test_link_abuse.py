@@ -496,16 +496,18 @@ async def test_a_hundred_strangers_who_come_again_at_once_keep_no_agent_of_their
             refused += 1
 
     async def agent(number: int) -> None:
-        async with agent_of(address, pki, f"n{number}"):
-            welcomed.append(number)
-            await trio.sleep_forever()
+        while True:
+            with suppress(PeerError):  # on a machine that is busy otherwise a handshake may be late
+                async with agent_of(address, pki, f"n{number}"):
+                    welcomed.add(number)
+                    await trio.sleep_forever()
 
-    welcomed: list[int] = []
+    welcomed: set[int] = set()
     refused = 0
     async with listening(pki, connections_per_address=most) as address, trio.open_nursery() as nursery:
         for _ in range(most):
             nursery.start_soon(stranger)
-        with trio.fail_after(10):
+        with trio.fail_after(40):
             while refused < 20:
                 await trio.sleep(0.01)
             for number in range(most):

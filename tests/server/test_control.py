@@ -92,7 +92,7 @@ class Plane:
 async def plane(tmp_path, autojump_clock, nursery) -> AsyncIterator[Plane]:
     # The store's thread needs real time, which must not look like idleness. Tests name the clock as well: that is what
     # makes their run use it.
-    autojump_clock.autojump_threshold = 0.01
+    autojump_clock.autojump_threshold = 0.001
     async with sqlite_store(tmp_path / "db") as store:
         made = Plane(store, Settings(models=(model(),)), await store.cluster(), await store.new_epoch(), nursery)
         nursery.start_soon(made.reconciler.run)
@@ -373,7 +373,7 @@ class FullDisk:
 
 
 async def test_nothing_is_carried_out_that_was_not_written_down(tmp_path, autojump_clock, nursery) -> None:
-    autojump_clock.autojump_threshold = 0.01
+    autojump_clock.autojump_threshold = 0.001
     async with sqlite_store(tmp_path / "db") as store:
         full = FullDisk(store)
         plane = Plane(full, Settings(models=(model(),)), await store.cluster(), await store.new_epoch(), nursery)  # type: ignore[arg-type]

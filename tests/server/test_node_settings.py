@@ -83,7 +83,7 @@ async def until_shown(plane: Plane, state: SettingsState) -> SettingsHeld:
 
 @pytest.fixture
 async def plane(tmp_path, autojump_clock, nursery) -> AsyncIterator[Plane]:
-    autojump_clock.autojump_threshold = 0.01
+    autojump_clock.autojump_threshold = 0.001
     async with sqlite_store(tmp_path / "db") as store:
         made = Plane(store, Settings(), await store.cluster(), await store.new_epoch(), nursery)
         nursery.start_soon(made.reconciler.run)
