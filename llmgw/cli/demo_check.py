@@ -108,11 +108,11 @@ def _check(run: DemoRun, api: Any) -> None:
     long.begun.wait(30)
     run.kill_agent()
     say("client", f"a stream of {run.demo.models[0]} was running when the agent died")
-    run.wait("the node to be unreachable", 15, lambda: run.node_state() in ("unreachable", "lost"))
+    run.wait("the node to be unreachable", 60, lambda: run.node_state() in ("unreachable", "lost"))
     text = long.result()
     say("client", f"that stream ended whole: {len(text)} characters, finish_reason {long.finish}")
-    run.wait("the node to be lost", 20, lambda: run.node_state() == "lost")
-    run.wait("placement to say why", 10, lambda: any(m["unplaced"] for m in _models(run)))
+    run.wait("the node to be lost", 60, lambda: run.node_state() == "lost")
+    run.wait("placement to say why", 60, lambda: any(m["unplaced"] for m in _models(run)))
     for row in _models(run):
         for line in explain_lines(row):
             say("placement", line)
@@ -122,8 +122,8 @@ def _check(run: DemoRun, api: Any) -> None:
     say("client", f"without an agent the engine still serves: {answer.choices[0].message.content!r}")
 
     run.start_agent()
-    run.wait("the node to be back", 20, lambda: run.node_state() == "connected")
-    run.wait("the replicas to be back", 20, run.all_ready)
+    run.wait("the node to be back", 60, lambda: run.node_state() == "connected")
+    run.wait("the replicas to be back", 60, run.all_ready)
     after = _pids(run)
     _require(after == before, f"the engines should be adopted with their pids {before}", after)
     say("check", f"engines adopted, same pids: {', '.join(f'{name} {pid}' for name, pid in sorted(after.items()))}")

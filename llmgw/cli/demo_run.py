@@ -40,7 +40,7 @@ class DemoRun:
         """Start ``llmgw server`` and wait until its admin API answers."""
         self.server = self._spawn("server", self.demo.server_yaml)
         self.say("server", f"llmgw server started, pid {self.server.pid}")
-        self.wait("the control plane to answer", 20.0, lambda: self.api("status") is not None)
+        self.wait("the control plane to answer", 60.0, lambda: self.api("status") is not None)
 
     def start_agent(self) -> None:
         """Start ``llmgw agent``; the node appears in the API once it has registered."""

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from llmgw.agent.stop import stop_engines
-from tests.agent.test_shards import processes, within_5_s
+from tests.agent.test_shards import processes, soon
 
 
 @pytest.fixture
@@ -19,4 +19,4 @@ def folder(tmp_path: Path) -> Iterator[Path]:
     yield place
     stop_engines(place, 0.0)
     # A shim whose launch was given up may need a moment to find that out.
-    assert within_5_s(lambda: processes(place) == set())
+    assert soon(lambda: processes(place) == set())

@@ -25,8 +25,8 @@ from tests.agent.test_shards import (
     config,
     running,
     shim_of,
+    soon,
     start,
-    within_5_s,
 )
 
 S = ShardState
@@ -72,7 +72,7 @@ async def test_an_engine_whose_shim_is_killed_goes_on_and_is_stopped_all_the_sam
         node.get().stop("enough", 1)
         stopped = await node.until(S.STOPPED)
         assert str(stopped.exit) == "exit code unknown"
-        assert within_5_s(lambda: not alive(pid) and not alive(worker))
+        assert soon(lambda: not alive(pid) and not alive(worker))
 
 
 async def test_engines_without_agent_and_shim_can_be_stopped_too(folder: Path) -> None:
@@ -116,7 +116,7 @@ async def test_an_engine_that_was_ended_for_a_reason_keeps_it_though_its_agent_d
     assert pid is not None
     if not lives:
         os.kill(pid, signal.SIGKILL)
-        assert within_5_s(lambda: records.end(place) is not None)
+        assert soon(lambda: records.end(place) is not None)
     for _ in range(2):  # the second agent finds it failed
         async with running(settings) as node:
             if not node.get().shard.state.ended:
@@ -142,7 +142,7 @@ async def test_nothing_is_told_to_end_before_that_is_written_down(folder: Path) 
         shim = shim_of(folder)
         os.kill(shim, signal.SIGSTOP)  # what it is sent stays to be seen
         try:
-            assert within_5_s(lambda: _status(shim, "State").startswith("T"))
+            assert soon(lambda: _status(shim, "State").startswith("T"))
             known.stop("enough", 60)
             known.written(before)  # its writing was under way
             assert not int(_status(shim, "ShdPnd"), 16) & 1 << signal.SIGTERM - 1
@@ -332,7 +332,7 @@ async def test_nothing_is_started_over_an_engine_whose_record_cannot_be_read(fol
     if not shim_lives:
         shim = shim_of(folder)
         os.kill(shim, signal.SIGKILL)
-        assert within_5_s(lambda: not alive(shim))
+        assert soon(lambda: not alive(shim))
     (place / "record.json").write_bytes(b"{")
     async with running(settings) as node:
         with pytest.raises(OperatorError, match="an engine runs there"):
@@ -341,7 +341,7 @@ async def test_nothing_is_started_over_an_engine_whose_record_cannot_be_read(fol
         assert (place / "record.json").read_bytes() == b"{"
     assert alive(pid)
     stop_engines(folder, 0.0)
-    assert within_5_s(lambda: not alive(pid)), "as the error said"
+    assert soon(lambda: not alive(pid)), "as the error said"
     async with running(settings) as node:
         await node.shards.start(start(), INVENTORY)
         await node.until(S.READY)

@@ -31,9 +31,9 @@ from tests.agent.test_shards import (
     config,
     processes,
     running,
+    soon,
     start,
     until,
-    within_5_s,
     written,
 )
 from tests.sweep import CancelAt, Injection, sweep
@@ -73,7 +73,7 @@ class Place:
                     await supervisor.done.wait()
             for report in node.shards.reports():
                 await node.shards.forget(report.shard, report.generation)
-        assert within_5_s(lambda: processes(self.folder) == set()), "a process that no agent knows"
+        assert soon(lambda: processes(self.folder) == set()), "a process that no agent knows"
         assert list((self.folder / "shards").iterdir()) == []
 
     async def goes_on(self, pid: int, state: ShardState) -> None:

@@ -16,8 +16,8 @@ from tests.agent.test_shards import INVENTORY, Node, alive, config, processes, r
 S = ShardState
 
 
-def within(command: StartShard, load_s: float) -> StartShard:
-    limits = evolve(command.profile.limits, load_s=load_s, stop_s=0.3)
+def within(command: StartShard, load_s: float, stop_s: float = 0.3) -> StartShard:
+    limits = evolve(command.profile.limits, load_s=load_s, stop_s=stop_s)
     return evolve(command, profile=evolve(command.profile, limits=limits))
 
 
@@ -74,7 +74,7 @@ async def test_an_engine_that_hangs_while_it_loads_is_named_and_killed(folder: P
 
 async def test_an_engine_that_answers_and_never_lists_its_model_is_loading_and_fails(folder: Path) -> None:
     async with running(config(folder)) as node:
-        await node.shards.start(within(start(never_ready=True), 0.6), INVENTORY)
+        await node.shards.start(within(start(never_ready=True), 0.6, stop_s=20), INVENTORY)
         pid = node.get().pid
         loading = await node.until(S.LOADING)
         assert loading.endpoint is None, "nobody is sent to it"

@@ -23,7 +23,7 @@ from llmgw.agent.dispatch import Dispatch
 from llmgw.agent.epoch import Epoch, EpochFile
 from llmgw.agent.stop import stop_engines
 from llmgw.scheduler.state import Exit, ShardReport, ShardState
-from tests.agent.test_shards import INVENTORY, Node, alive, config, marked, running, start, until, within_5_s
+from tests.agent.test_shards import INVENTORY, Node, alive, config, marked, running, soon, start, until
 
 S = ShardState
 TOP = Path(__file__).resolve().parents[2]
@@ -118,7 +118,7 @@ def places(tmp_path: Path) -> Iterator[Path]:
     for place in tmp_path.iterdir():
         if (place / "shards").is_dir():
             stop_engines(place, 0.0)
-    assert within_5_s(lambda: marked(tmp_path) == [])
+    assert soon(lambda: marked(tmp_path) == [])
 
 
 def engines_of(place: Path) -> set[int | None]:

@@ -24,7 +24,7 @@ from llmgw.hardware.inventory import Device
 from llmgw.link.messages import StopShard
 from llmgw.scheduler.state import Exit, ShardState
 from llmgw.store.folder import held
-from tests.agent.test_shards import INVENTORY, SLEEPER, alive, config, processes, running, start, within_5_s, written
+from tests.agent.test_shards import INVENTORY, SLEEPER, alive, config, processes, running, soon, start, written
 
 S = ShardState
 MIB = 1024 * 1024
@@ -50,7 +50,7 @@ def disk(tmp_path: Path) -> Iterator[Path]:
         yield place
         (place / "ballast").unlink(missing_ok=True)
         stop_engines(place, 0.0)
-        assert within_5_s(lambda: processes(place) == set())
+        assert soon(lambda: processes(place) == set())
     finally:
         subprocess.run(["umount", "-l", str(place)], check=True)
 
@@ -294,7 +294,7 @@ async def test_engines_on_a_disk_that_became_read_only_can_be_stopped(disk: Path
         assert stop_engines(seen, 1.0) == ("m-1.0-g1",)
     finally:
         subprocess.run(["umount", "-l", str(seen)], check=True)
-    assert within_5_s(lambda: processes(disk) == set())
+    assert soon(lambda: processes(disk) == set())
 
 
 async def test_engines_on_a_full_disk_can_be_stopped_where_no_agent_had_ended(disk: Path) -> None:

@@ -150,8 +150,8 @@ def shim_of(folder: Path) -> int:
     return pids.shim
 
 
-def within_5_s(done: Callable[[], bool]) -> bool:
-    deadline = time.monotonic() + 5
+def soon(done: Callable[[], bool]) -> bool:
+    deadline = time.monotonic() + 30
     while not done():
         if time.monotonic() > deadline:
             return False
@@ -379,7 +379,7 @@ async def test_an_engine_that_ends_in_order_is_asked_by_its_first_process(
         assert log.read_text().split("\n")[1] == said
         assert stopped.exit is not None
         assert stopped.exit.code == 0
-    assert within_5_s(lambda: marked(folder) == [])
+    assert soon(lambda: marked(folder) == [])
 
 
 HOLDER = "import os, time; print(oct(os.stat('sglang.yaml').st_mode), flush=True); time.sleep(60)"

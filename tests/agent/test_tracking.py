@@ -30,7 +30,7 @@ from llmgw.scheduler.state import ShardState
 from llmgw.settings.daemon import Discovery, GpuSource
 from tests.agent.test_attempts import ended
 from tests.agent.test_proctree import made
-from tests.agent.test_shards import INVENTORY, Node, alive, config, running, shim_of, start, within_5_s
+from tests.agent.test_shards import INVENTORY, Node, alive, config, running, shim_of, soon, start
 
 S = ShardState
 
@@ -157,7 +157,7 @@ async def test_what_was_left_while_no_agent_ran_is_killed_by_the_next(folder: Pa
     assert len(left) == 1
     os.kill(shim_of(folder), signal.SIGKILL)
     os.kill(pid, signal.SIGKILL)
-    assert within_5_s(lambda: not alive(pid))
+    assert soon(lambda: not alive(pid))
     assert alive(left[0].pid)
     async with running(settings) as node:
         failed = await node.until(S.FAILED) if not node.get().shard.state.ended else node.get().report()

@@ -105,7 +105,7 @@ class System:
     def pids(self) -> dict[str, int]:
         return {r["id"]: r["pid"] for r in self.run.replicas()}
 
-    def until(self, what: str, done: Callable[[], Any], seconds: float = 20.0) -> None:
+    def until(self, what: str, done: Callable[[], Any], seconds: float = 60.0) -> None:
         deadline = time.monotonic() + seconds
         while not done():
             logs = f"{self.run.log_tail('server', 30)}\n---\n{self.run.log_tail('agent', 30)}"

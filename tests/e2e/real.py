@@ -184,7 +184,7 @@ class Real:
         )
         return self.replica
 
-    def until(self, what: str, done: Callable[[], Any], seconds: float = 20.0) -> float:
+    def until(self, what: str, done: Callable[[], Any], seconds: float = 60.0) -> float:
         """Wait; how long it took."""
         began = time.monotonic()
         try:

@@ -152,7 +152,7 @@ class Node:
         return dialled()
 
 
-async def until(done: object, seconds: float = 5.0) -> None:
+async def until(done: object, seconds: float = 30.0) -> None:
     with trio.fail_after(seconds):
         while not done():  # type: ignore[operator]
             await trio.sleep(0.01)

@@ -86,7 +86,7 @@ async def ask(port: int, token: str, times: int = 1, model: str = "m") -> list[i
     return found
 
 
-async def until(done: object, seconds: float = 10.0) -> None:
+async def until(done: object, seconds: float = 30.0) -> None:
     assert callable(done)
     with trio.fail_after(seconds):
         while not await done():
