@@ -36,6 +36,9 @@ _RETRIES = 2
 _RETRY_AFTER_S = 2
 _JOIN_BYTES = 64 * 1024
 
+_OURS = frozenset({errno.EMFILE, errno.ENFILE, errno.ENOSPC, errno.ENOMEM})
+"""That no file, or no room to watch one, is left here is no fault of an engine's."""
+
 _log = logger("router")
 
 
@@ -196,8 +199,9 @@ class Exchange:
                     peer = await engine.connect(timeouts.connect_s)
                     self._shared.watch.watch(peer)
                 except OSError as failed:
-                    # That no file is left to open is no fault of the engine's.
-                    ours = failed.errno in (errno.EMFILE, errno.ENFILE)
+                    if peer is not None:
+                        peer.close()
+                    ours = failed.errno in _OURS
                     raise EngineFailed(f"cannot be reached ({failed.strerror or failed})", busy=ours) from failed
             keep = False
             self._upstream, self._gave_up = peer, ""
@@ -280,7 +284,7 @@ class Exchange:
                     )
         except BadMessage as bad:
             raise EngineFailed(bad.reason) from bad
-        self._first_byte = self._shared.clock()
+        self._first_byte, self._deadline = self._shared.clock(), None
         if response.status == 503 and self._another():
             raise EngineFailed("has no room (503)", busy=True)
         self.status, self.events = response.status, response.event_stream
@@ -325,8 +329,14 @@ class Exchange:
         lines, minor = self._lines(), self._head.minor
 
         async def more() -> bytes:
-            if not (got := await self._more(peer)) and self._gave_up:
+            self._wait(self._timeouts.idle_s)
+            try:
+                got = await peer.receive()
+            except OSError as failed:
+                raise Cut(self._gave_up or f"broke its connection ({failed.strerror or failed})") from failed
+            if self._gave_up:
                 raise Cut(self._gave_up)
+            self._deadline = None  # while the client takes it, the engine need not say anything
             return got
 
         events = self._filter if response.event_stream else None

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Awaitable, Callable
 
 from llmgw.router.http1 import BadMessage, ChunkDecoder, ResponseHead
@@ -83,7 +84,9 @@ class Passage:
             while not relay.over:
                 if relay.unsent:
                     unsent, relay.unsent = relay.unsent, b""
+                    relay.heard = math.inf  # while the client takes it, the engine need not say anything
                     await self._send(unsent)
+                    relay.heard = ticker.now
                 if relay.ended:
                     return relay.exact
                 await relay.wait()
@@ -114,8 +117,11 @@ class Passage:
         are more of its head. Raises :class:`Cut`."""
         decoder = ChunkDecoder() if response.chunked else None
         chunks_out = self._whole_chunks = self._chunks_out
-        framing = b"transfer-encoding: chunked\r\n" if chunks_out else b"connection: close\r\n"
-        send = response.start_unframed + framing + lines.replace(b"connection: keep-alive\r\n", b"")
+        if chunks_out:
+            lines = b"transfer-encoding: chunked\r\n" + lines
+        elif b"connection: close\r\n" not in lines:
+            lines = b"connection: close\r\n" + lines.replace(b"connection: keep-alive\r\n", b"")
+        send = response.start_unframed + lines
         try:
             while True:
                 part = data if decoder is None else decoder.feed(data)

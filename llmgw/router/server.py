@@ -114,7 +114,7 @@ class RouterServer:
         if gone:
             for connection in list(self._connections):
                 holder = connection.holder
-                if connection.exchange is not None and holder is not None and holder.key.id in gone:
+                if holder is not None and holder.key.id in gone:
                     connection.leave()
 
     def ready(self) -> str:
@@ -234,8 +234,8 @@ class RouterServer:
 
     async def _client(self, connection: Connection, peer: Peer, scope: trio.CancelScope, watch: Watch) -> None:
         with scope:
-            watch.watch(peer, connection.leave)
             try:
+                watch.watch(peer, connection.leave)
                 if isinstance(peer, TlsPeer):
                     connection.deadline = self._clock() + HANDSHAKE_S
                     await peer.handshake()
