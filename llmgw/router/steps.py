@@ -109,7 +109,7 @@ class Steps:
                 self._finished, self._error = True, RuntimeError("something of Trio's is awaited outside the own task")
         self._stepping = self.waits = False
         assert self._task is not None
-        if self._raise_cancel is not None and not self._finished:
+        if self._raise_cancel is not None:
             trio.lowlevel.reschedule(self._task, outcome.capture(self._raise_cancel))
         else:
             trio.lowlevel.reschedule(self._task)

@@ -123,18 +123,17 @@ async def test_whoever_sends_faster_than_it_is_read_keeps_nobody_waiting() -> No
 class OPS:
     """What a coroutine does, a letter each."""
 
-    ARRIVAL, OWN, TRIO, CANCEL, RAISE = "arwcx"
+    ARRIVAL, OWN, TRIO, CANCEL, RAISE, STEP = "arwcxs"
 
 
 @settings(max_examples=100, deadline=None)
-@given(program=st.text("aaarwcx", max_size=8), moves=st.lists(st.sampled_from("ssstc"), max_size=12))
+@given(program=st.text("aaarwcxs", max_size=8), moves=st.lists(st.sampled_from("ssstc"), max_size=12))
 async def test_whatever_it_does_and_whoever_steps_and_cancels_it(program: str, moves: list[str]) -> None:
     """Step, turn and cancel in any order, between and within steps: nothing is raised where it is stepped, everything of
     Trio's is in its own task, and the task ends with what the coroutine ended with, or at once when it is cancelled."""
     scope, mine = trio.CancelScope(), []
     done: list[str] = []
     cancelled: list[int] = []
-    arrivals = 0
 
     async def work() -> None:
         try:
@@ -151,6 +150,8 @@ async def test_whatever_it_does_and_whoever_steps_and_cancels_it(program: str, m
                             await trio.lowlevel.checkpoint()
                     case OPS.CANCEL:
                         scope.cancel()
+                    case OPS.STEP:
+                        steps.step()  # from within: it goes on already
                     case _:
                         raise ZeroDivisionError
                 done.append(does)
@@ -178,7 +179,6 @@ async def test_whatever_it_does_and_whoever_steps_and_cancels_it(program: str, m
         for move in moves:
             match move:
                 case "s":
-                    arrivals += steps.waits
                     steps.step()
                 case "t":
                     await trio.lowlevel.checkpoint()

@@ -8,6 +8,7 @@ from collections import Counter
 from collections.abc import Callable
 
 import pytest
+import structlog.testing
 import trio
 import trio.testing
 
@@ -210,3 +211,17 @@ async def test_it_is_cut_in_any_turn_and_nothing_is_left_of_it(cut: Callable[[Co
             assert (await other.answer())[0] == 200, "nobody else notices"
     assert ends[False]
     assert ends[True], "some were over before"
+
+
+async def test_that_clients_wait_for_files_is_said_once_and_not_for_each(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("llmgw.router.server._most_clients", lambda: 1)
+    later = 0.0
+    async with router(e.answers) as it:
+        it.server._clock = lambda: trio.current_time() + later
+        with structlog.testing.capture_logs() as said:
+            for turn in range(2):
+                async with trio.open_nursery() as nursery:
+                    for _ in range(10):
+                        nursery.start_soon(asks, it, HEALTH.replace(b"host", b"connection: close\r\nhost"))
+                assert sum("others wait" in line["event"] for line in said) == turn + 1
+                later += 61
