@@ -17,10 +17,11 @@ from attrs import evolve
 from llmgw.router import errors
 from llmgw.router.body import asked_in_json
 from llmgw.router.choose import conversation
+from llmgw.router.chunks import ChunkDecoder
 from llmgw.router.errors import ApiError, Dialect
 from llmgw.router.exchange import Exchange
 from llmgw.router.form import asked_in_form, renamed
-from llmgw.router.http1 import MAX_HEAD_BYTES, BadMessage, ChunkDecoder, RequestHead, parse_request
+from llmgw.router.http1 import MAX_HEAD_BYTES, BadMessage, RequestHead, parse_request
 from llmgw.router.keys import Holder
 from llmgw.router.requests import Kind, Target, target_of
 from llmgw.router.rewrite import SALTED, rewritten, says_salt

@@ -5,7 +5,8 @@ from __future__ import annotations
 import math
 from collections.abc import Awaitable, Callable
 
-from llmgw.router.http1 import BadMessage, ChunkDecoder, ResponseHead
+from llmgw.router.chunks import ChunkDecoder
+from llmgw.router.http1 import BadMessage, ResponseHead
 from llmgw.router.relay import Relay
 from llmgw.router.sockets import Peer, Ticker, Watch
 from llmgw.router.usage import TAIL_BYTES

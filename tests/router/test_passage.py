@@ -9,8 +9,9 @@ import pytest
 import trio
 import trio.testing
 
+from llmgw.router.chunks import ChunkDecoder
 from llmgw.router.connection import Connection
-from llmgw.router.http1 import ChunkDecoder, ResponseHead, parse_response
+from llmgw.router.http1 import ResponseHead, parse_response
 from llmgw.router.passage import Cut, Passage
 from llmgw.router.shared import Shared
 from llmgw.router.sockets import Peer, Ticker, Watch

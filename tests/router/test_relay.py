@@ -11,7 +11,8 @@ import pytest
 import trio
 import trio.testing
 
-from llmgw.router.http1 import BadMessage, ChunkDecoder
+from llmgw.router.chunks import ChunkDecoder
+from llmgw.router.http1 import BadMessage
 from llmgw.router.relay import Relay
 from llmgw.router.sockets import Peer, Ticker, Watch
 from llmgw.router.usage import TAIL_BYTES

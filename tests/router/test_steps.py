@@ -126,7 +126,7 @@ class OPS:
     ARRIVAL, OWN, TRIO, CANCEL, RAISE, STEP = "arwcxs"
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=60, deadline=None)
 @given(program=st.text("aaarwcxs", max_size=8), moves=st.lists(st.sampled_from("ssstc"), max_size=12))
 async def test_whatever_it_does_and_whoever_steps_and_cancels_it(program: str, moves: list[str]) -> None:
     """Step, turn and cancel in any order, between and within steps: nothing is raised where it is stepped, everything of

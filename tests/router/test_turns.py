@@ -82,11 +82,13 @@ async def test_a_fault_in_a_step_ends_its_connection_and_no_other(monkeypatch: p
 
         monkeypatch.setattr(it.server.gate, "known", faulty)
         for name in (b"odd", b"deep"):
-            async with it.client() as client:
-                await client.send(HEALTH)
-                await client.answer()  # what comes after this is stepped
-                await client.send(ASKED.replace(b"host: g", b"host: g\r\nauthorization: Bearer " + name))
-                assert await client.rest() == b""
+            with structlog.testing.capture_logs() as said:
+                async with it.client() as client:
+                    await client.send(HEALTH)
+                    await client.answer()  # what comes after this is stepped
+                    await client.send(ASKED.replace(b"host: g", b"host: g\r\nauthorization: Bearer " + name))
+                    assert await client.rest() == b""
+            assert [line["event"] for line in said] == ["request failed"]
         await kept.send(HEALTH)
         assert (await kept.answer())[0] == 200
         assert len(it.server._connections) == 2
@@ -105,8 +107,10 @@ async def test_what_awaits_something_of_trio_s_in_a_step_ends_alone(monkeypatch:
         for one in (kept, client):
             await one.send(HEALTH)
             await one.answer()
-        await client.get(b"/metrics")
-        assert await client.rest() == b""
+        with structlog.testing.capture_logs() as said:
+            await client.get(b"/metrics")
+            assert await client.rest() == b""
+        assert [line["event"] for line in said] == ["request failed"]
         await kept.send(HEALTH)
         assert (await kept.answer())[0] == 200
 
