@@ -56,7 +56,7 @@ _ANSWER_TOKENS = 256
 
 class Connection:
     """A client. ``deadline`` is when the sweeper cuts it; ``exchange`` the request that is at an engine right now, and
-    ``holder`` the key of the one that is under way."""
+    ``holder`` the key of the one that is under way; ``gone`` whether it left, or stood still for too long."""
 
     def __init__(self, peer: Peer, shared: Shared, scope: trio.CancelScope) -> None:
         self._client = peer
@@ -65,6 +65,7 @@ class Connection:
         self.deadline: float | None = None
         self.steps: Steps | None = None
         self.idle = True
+        self.gone = False
         self.exchange: Exchange | None = None
         self.holder: Holder | None = None
         self.request_id = b""
@@ -85,13 +86,19 @@ class Connection:
     def sweep(self, now: float) -> None:
         """Cut what has stood still for too long."""
         if self.deadline is not None and now > self.deadline:
+            self.gone = True
             self._scope.cancel(reason="the client stood still")
         if self.exchange is not None:
             self.exchange.sweep(now)
 
     def leave(self) -> None:
         """The client is gone: everything that is done for it ends here."""
+        self.gone = True
         self._scope.cancel(reason="the client is gone")
+
+    def cut(self, reason: str) -> None:
+        """End everything that is done for it, through no fault of its own."""
+        self._scope.cancel(reason=reason)
 
     async def serve(self) -> None:
         """Requests one after the other, until either side has enough."""
@@ -105,13 +112,16 @@ class Connection:
             except BadMessage as bad:
                 await self._refuse(errors.of_message(bad), self.request_id or self._shared.ids())
                 return
+            except OSError:
+                self.gone = True
+                raise
             finally:
                 if self._told is not None:
                     self._tell(self._told)
 
     def _tell(self, told: Told) -> None:
         self._told = None
-        told.teller.end(told, gone=self._scope.cancel_called)
+        told.teller.end(told, gone=self.gone)
 
     async def _refuse(self, error: ApiError, request_id: bytes) -> None:
         self._shared.metrics.rejected(error.status)

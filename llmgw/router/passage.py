@@ -98,10 +98,9 @@ class Passage:
 
     async def sized(self, length: int, head: bytes, data: bytes) -> bool:
         """A body of so many bytes. Returns whether nothing came behind it. Raises :class:`Cut`."""
-        exact = True
         left, send = length, head
         while True:
-            exact = exact and len(data) <= left
+            exact = len(data) <= left
             data = data[:left]
             left -= len(data)
             self._count(data)

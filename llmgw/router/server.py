@@ -118,7 +118,7 @@ class RouterServer:
             for connection in list(self._connections):
                 holder = connection.holder
                 if holder is not None and holder.key.id in gone:
-                    connection.leave()
+                    connection.cut("its key was revoked")
 
     def ready(self) -> str:
         """Why this worker should get no traffic; empty when it should."""
@@ -259,12 +259,11 @@ class RouterServer:
             except OSError as failed:
                 if isinstance(failed, ssl.SSLError):
                     _log.debug("TLS failed", reason=failed.reason or str(failed), client=peer.address)
-                scope.cancel(reason="the client is gone")
             except Exception:  # noqa: BLE001
                 # One client's request must not end the others': it is written down, and this connection ends.
                 _log.exception("request failed", request_id=connection.request_id.decode())
             finally:
-                if scope.cancel_called and connection.exchange is not None:
+                if connection.gone and connection.exchange is not None:
                     self.metrics.client_gone(connection.exchange.model)
                 # What refers back would stay until the collector comes.
                 connection.exchange = connection.steps = peer.steps = None

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import fcntl
 import json
 import os
@@ -121,6 +122,28 @@ async def test_a_long_stream_over_tls_and_a_client_that_leaves(pki: Pki, tmp_pat
         with trio.fail_after(1):
             await it.engines[0].left.wait()
         assert trio.current_time() - began < 0.1
+
+
+@pytest.mark.parametrize("dies", [True, False])
+async def test_an_answer_that_ends_with_its_connection_ends_by_tls_only_if_it_is_whole(
+    pki: Pki, tmp_path: Path, dies: bool
+) -> None:
+    async def script(visit: e.Visit) -> None:
+        await visit.request()
+        await visit.send(e.EVENTS + e.event(b"1") + (b"" if dies else b"0\r\n\r\n"))
+
+    context = trusting(pki)
+    context.options &= ~ssl.OP_IGNORE_UNEXPECTED_EOF
+    identity = Identity(files_of(pki, tmp_path))
+    async with front(script, identity=identity) as it, secure(it.port, context) as old:
+        await old.send(b'POST /v1/completions HTTP/1.0\r\ncontent-length: 13\r\n\r\n{"model":"m"}')
+        await old.head()
+        ended = False
+        with contextlib.suppress(trio.BrokenResourceError):
+            while await old.stream.receive_some():
+                pass
+            ended = True
+        assert ended is not dies
 
 
 async def test_old_versions_plain_http_and_silence_are_let_go(

@@ -533,5 +533,6 @@ async def test_a_key_that_is_revoked_while_its_request_waits_for_its_turn() -> N
             assert await waits.rest() == b""
             assert await first.rest() == e.event(b'{"n":1}')
         assert len(it.engines[0].requests) == 1
+        assert not it.metric("llmgw_router_client_gone_total{"), "they did not leave"
         await idle.post(STREAM, fields=AUTH)
         assert (await idle.answer())[0] == 401, "and who asks nothing is told when it does"
