@@ -136,7 +136,6 @@ class Passage:
                 if finished or not (data := await self._more()):
                     break
         except BadMessage as bad:
-            self._whole_chunks = False
             raise Cut(bad.reason) from bad
         if decoder is not None and not decoder.finished:
             raise Cut("ended within its answer")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import socket
 from collections.abc import Iterator
 
@@ -287,20 +288,80 @@ async def test_an_engine_that_waits_for_a_slow_client_is_not_silent(script: Scri
         assert exchange._gave_up == "sent nothing for 10 s"
 
 
-async def test_when_something_came_last_is_known_where_nobody_asks() -> None:
+@pytest.mark.parametrize(
+    "answer", [e.whole(), e.whole()[:-1], e.EVENTS + e.event(b"1")], ids=["whole", "sized", "chunked"]
+)
+async def test_nor_is_one_whose_first_piece_is_not_taken_yet(answer: bytes) -> None:
+    async def script(visit: Visit) -> None:
+        await visit.request()
+        await visit.send(answer)
+        await visit.gone()
+
+    def blocks(_data: bytes) -> int:
+        raise BlockingIOError
+
+    async with router(script, idle_timeout_s=10, first_byte_timeout_s=10) as it, it.client() as client:
+        await client.get(b"/healthz")
+        await client.answer()
+        (connection,) = it.server._connections
+        takes, connection._client._send = connection._client._send, blocks
+        await client.post()
+        while connection.deadline is None or connection.exchange is None:
+            await trio.lowlevel.checkpoint()
+        connection.sweep(trio.current_time() + 30)
+        assert not connection.exchange._gave_up
+        connection._client._send = takes
+        assert (await client.head())[0] == 200
+
+
+class Slow(Rig):
+    """A client that takes nothing at once, and then all of it a while later."""
+
+    ticker: Ticker
+
+    async def _send(self, data: bytes | memoryview) -> None:
+        assert self.passage.heard == math.inf, "nobody waits for the engine meanwhile"
+        self.ticker.now += 20
+        await super()._send(data)
+
+
+@pytest.mark.parametrize("slow", [False, True])
+async def test_when_something_came_last_is_known_where_nobody_asks(slow: bool) -> None:
     watch, ticker = Watch(), Ticker(5.0)
     theirs, ours = socket.socketpair()
+    rig = Slow(slow=slow)
+    rig.ticker = ticker
     with theirs, ours:
-        rig = Rig()
         async with trio.open_nursery() as nursery:
             nursery.start_soon(watch.run)
             nursery.start_soon(rig.passage.chunked, Peer(ours), watch, ticker, b"head ", e.event(b"1"))
             await trio.testing.wait_all_tasks_blocked()
-            assert rig.passage.heard == 5.0
-            for now, piece in ((7.0, e.event(b"2")), (9.0, e.event(b"3")[:4]), (11.0, e.event(b"3")[4:])):
-                ticker.now = now
+            assert rig.passage.heard == ticker.now == (25.0 if slow else 5.0)
+            for piece in (e.event(b"2"), e.event(b"3")[:4], e.event(b"3")[4:]):
+                ticker.now += 2
                 theirs.send(piece)
                 await trio.testing.wait_all_tasks_blocked(0.01)
-                assert rig.passage.heard == now
+                assert rig.passage.heard == ticker.now
+            assert ticker.now == (91.0 if slow else 11.0)
             nursery.cancel_scope.cancel()
     watch.close()
+
+
+@pytest.mark.parametrize("slow", [False, True])
+@pytest.mark.parametrize("behind", [b"", b"HTTP/1.1 500 evil\r\n\r\n"])
+async def test_chunks_that_go_on_as_they_are_and_what_comes_behind_them(behind: bytes, slow: bool) -> None:
+    wire = e.event(b"1") + e.event(b"2") + b"0\r\n\r\n"
+    for cut in (len(e.event(b"1")), len(wire)):
+        watch, theirs, ours = Watch(), *socket.socketpair()
+        first, later = (wire[:cut], wire[cut:] + behind) if cut < len(wire) else (wire + behind, b"not read any more")
+        with theirs, ours:
+            rig = Rig(slow=slow)
+            async with trio.open_nursery() as nursery:
+                nursery.start_soon(watch.run)
+                theirs.send(later)
+                exact = await rig.passage.chunked(Peer(ours), watch, Ticker(0.0), b"head ", first)
+                nursery.cancel_scope.cancel()
+            assert (rig.got, exact) == (b"head " + wire, not behind)
+            assert (rig.passage.passed, rig.passage.tail) == (len(wire), wire)
+            assert not rig.passage.between_chunks
+        watch.close()
