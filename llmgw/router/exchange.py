@@ -203,16 +203,19 @@ class Exchange:
                         peer.close()
                     ours = failed.errno in _OURS
                     raise EngineFailed(f"cannot be reached ({failed.strerror or failed})", busy=ours) from failed
-            keep = False
+            keep, sent = False, True
             self._upstream, self._gave_up = peer, ""
             peer.steps = self._steps
             try:
                 self._wait(timeouts.first_byte_s)
                 try:
-                    if left := peer.put(request):
-                        await peer.send(left)
-                    if len(body) >= _JOIN_BYTES:
-                        await peer.send(body)
+                    try:
+                        if left := peer.put(request):
+                            await peer.send(left)
+                        if len(body) >= _JOIN_BYTES:
+                            await peer.send(body)
+                    except OSError:
+                        sent = False  # it may have refused the request before it had all of it
                     first = await peer.receive()
                 except OSError as failed:
                     first, cause = b"", failed.strerror or str(failed)
@@ -224,7 +227,7 @@ class Exchange:
                     if reused:
                         continue  # it had closed the kept connection meanwhile; that says nothing about the engine
                     raise EngineFailed(cause)
-                keep = await self._answer(peer, first, engine)
+                keep = await self._answer(peer, first, engine) and sent
                 return keep or self._head.minor == 1
             except _Broken:
                 return False

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import json
 import select
 from collections import Counter
 from collections.abc import Callable
@@ -215,6 +216,18 @@ async def test_it_is_cut_in_any_turn_and_nothing_is_left_of_it(cut: Callable[[Co
             assert (await other.answer())[0] == 200, "nobody else notices"
     assert ends[False]
     assert ends[True], "some were over before"
+
+
+async def test_a_large_body_whose_end_comes_by_itself() -> None:
+    """It is read in a thread, for which the coroutine goes back to its task first."""
+    body = json.dumps({"model": "m", "prompt": "x" * 300_000}).encode()
+    asked = b"POST /v1/completions HTTP/1.1\r\nhost: g\r\ncontent-length: %d\r\n\r\n" % len(body) + body
+    async with router(e.answers) as it, it.client() as client:
+        await client.send(asked[:-10])
+        await trio.testing.wait_all_tasks_blocked(0.01)
+        await client.send(asked[-10:])
+        assert (await client.answer())[0] == 200
+        assert it.engines[0].requests[0][1] == body
 
 
 async def test_that_clients_wait_for_files_is_said_once_and_not_for_each(monkeypatch: pytest.MonkeyPatch) -> None:
