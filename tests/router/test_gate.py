@@ -536,3 +536,14 @@ async def test_a_key_that_is_revoked_while_its_request_waits_for_its_turn() -> N
         assert not it.metric("llmgw_router_client_gone_total{"), "they did not leave"
         await idle.post(STREAM, fields=AUTH)
         assert (await idle.answer())[0] == 401, "and who asks nothing is told when it does"
+
+
+@pytest.mark.parametrize("model", ["m", "nope"])
+async def test_a_connection_outlives_its_key_and_its_next_request_hears_why(model: str) -> None:
+    async with closed(e.answers) as it, it.client() as client:
+        await client.post(json.dumps({"model": model}).encode(), fields=AUTH)
+        assert (await client.answer())[0] == (200 if model == "m" else 404)
+        it.server.use_keys(1, 2, [key(2, revoked=1.0)], last=True)
+        await client.post(PLAIN, fields=AUTH)
+        with trio.fail_after(5):
+            assert (await client.answer())[0] == 401
