@@ -12,13 +12,15 @@ import pytest
 import structlog.testing
 import trio
 import trio.testing
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from llmgw.router.connection import Connection
 from llmgw.router.keys import Holder
 from llmgw.router.sockets import Peer, Watch
 from tests.router import engines as e
 from tests.router.engines import Visit
-from tests.router.test_gate import AUTH, STREAM, cells, closed
+from tests.router.test_gate import AUTH, STREAM, USAGE, cells, closed
 from tests.router.test_server import Router, router
 
 HEALTH = b"GET /healthz HTTP/1.1\r\nhost: g\r\n\r\n"
@@ -216,6 +218,69 @@ async def test_it_is_cut_in_any_turn_and_nothing_is_left_of_it(cut: Callable[[Co
             assert (await other.answer())[0] == 200, "nobody else notices"
     assert ends[False]
     assert ends[True], "some were over before"
+
+
+STREAMED = e.EVENTS + e.event(b"1") + e.event(USAGE) + e.event(b"[DONE]") + b"0\r\n\r\n"
+EACH = [
+    (ASKED, e.whole(), e.whole().partition(b"\r\n\r\n")[2]),
+    (HEALTH, b"", b"ok\n"),
+    (ASKED, STREAMED, STREAMED.partition(b"\r\n\r\n")[2]),
+    (ASKED, b"HTTP/1.1 404 Not Found\r\ncontent-length: 0\r\n\r\n", b""),
+    (ASKED, e.whole(b"x" * 70_000), b"x" * 70_000),
+]
+
+
+@settings(max_examples=25, deadline=None)
+@given(data=st.data())
+async def test_whatever_comes_in_whatever_pieces_and_is_told_however_often(data: st.DataObject) -> None:
+    """Requests in a row, cut anywhere, answers too, and each socket said to be ready when it is and when it is not."""
+    wanted = data.draw(st.lists(st.sampled_from(EACH), min_size=1, max_size=5))
+    sent = data.draw(st.lists(st.integers(1, 60), max_size=12))
+    said = data.draw(st.lists(st.integers(1, 120), max_size=12))
+    moves = data.draw(st.lists(st.sampled_from("cet!"), max_size=40))
+    given_out, taken_in = trio.Semaphore(0), iter([*said, *[1 << 20] * 5])
+    ended = False
+
+    async def script(visit: Visit) -> None:
+        for _, answer, _ in (one for one in wanted if one[0] is ASKED):
+            await visit.request()
+            while answer:
+                if not ended:
+                    await given_out.acquire()
+                size = next(taken_in)
+                await visit.send(answer[:size])
+                answer = answer[size:]
+
+    async with router(script) as it, it.client() as client:
+        left = b"".join(request for request, _, _ in wanted)
+        for move in moves:
+            match move:
+                case "c" if left:
+                    size = sent.pop() if sent else len(left)
+                    await client.send(left[:size])
+                    left = left[size:]
+                case "e":
+                    given_out.release()
+                case "!":
+                    for connection in list(it.server._connections):
+                        told(connection)
+                case _:
+                    await trio.lowlevel.checkpoint()
+        ended = True
+        given_out.release()
+        if left:
+            await client.send(left)
+        with trio.fail_after(5):
+            for _, _, body in wanted:
+                status, fields = await client.head()
+                assert status in (200, 404)
+                while len(client.buffer) < len(body):
+                    client.buffer += await client.stream.receive_some()
+                assert client.buffer[: len(body)] == body
+                assert b"content-length" not in fields or int(fields[b"content-length"]) == len(body)
+                client.buffer = client.buffer[len(body) :]
+        assert not client.buffer
+        assert len(it.server._connections) == 1
 
 
 async def test_a_large_body_whose_end_comes_by_itself() -> None:
