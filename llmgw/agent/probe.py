@@ -8,7 +8,8 @@ from attrs import frozen
 from llmgw.agent.events import Probed
 from llmgw.agent.records import Record
 from llmgw.engines.activity import Activity, activity
-from llmgw.router.http1 import MAX_HEAD_BYTES, BadMessage, ChunkDecoder, parse_response
+from llmgw.router.chunks import ChunkDecoder
+from llmgw.router.http1 import MAX_HEAD_BYTES, BadMessage, parse_response
 
 METRICS_PATH = "/metrics"
 _MAX_ANSWER_BYTES = 4 * 1024 * 1024

@@ -17,10 +17,11 @@ from attrs import evolve
 from llmgw.router import errors
 from llmgw.router.body import asked_in_json
 from llmgw.router.choose import conversation
+from llmgw.router.chunks import ChunkDecoder
 from llmgw.router.errors import ApiError, Dialect
 from llmgw.router.exchange import Exchange
 from llmgw.router.form import asked_in_form, renamed
-from llmgw.router.http1 import MAX_HEAD_BYTES, BadMessage, ChunkDecoder, RequestHead, parse_request
+from llmgw.router.http1 import MAX_HEAD_BYTES, BadMessage, RequestHead, parse_request
 from llmgw.router.keys import Holder
 from llmgw.router.requests import Kind, Target, target_of
 from llmgw.router.rewrite import SALTED, rewritten, says_salt
@@ -55,7 +56,7 @@ _ANSWER_TOKENS = 256
 
 class Connection:
     """A client. ``deadline`` is when the sweeper cuts it; ``exchange`` the request that is at an engine right now, and
-    ``holder`` the key that it came with."""
+    ``holder`` the key of the one that is under way; ``gone`` whether it left, or stood still for too long."""
 
     def __init__(self, peer: Peer, shared: Shared, scope: trio.CancelScope) -> None:
         self._client = peer
@@ -64,6 +65,7 @@ class Connection:
         self.deadline: float | None = None
         self.steps: Steps | None = None
         self.idle = True
+        self.gone = False
         self.exchange: Exchange | None = None
         self.holder: Holder | None = None
         self.request_id = b""
@@ -84,13 +86,19 @@ class Connection:
     def sweep(self, now: float) -> None:
         """Cut what has stood still for too long."""
         if self.deadline is not None and now > self.deadline:
+            self.gone = True
             self._scope.cancel(reason="the client stood still")
         if self.exchange is not None:
             self.exchange.sweep(now)
 
     def leave(self) -> None:
         """The client is gone: everything that is done for it ends here."""
+        self.gone = True
         self._scope.cancel(reason="the client is gone")
+
+    def cut(self, reason: str) -> None:
+        """End everything that is done for it, through no fault of its own."""
+        self._scope.cancel(reason=reason)
 
     async def serve(self) -> None:
         """Requests one after the other, until either side has enough."""
@@ -104,13 +112,16 @@ class Connection:
             except BadMessage as bad:
                 await self._refuse(errors.of_message(bad), self.request_id or self._shared.ids())
                 return
+            except OSError:
+                self.gone = True
+                raise
             finally:
                 if self._told is not None:
                     self._tell(self._told)
 
     def _tell(self, told: Told) -> None:
         self._told = None
-        told.teller.end(told, gone=self._scope.cancel_called)
+        told.teller.end(told, gone=self.gone)
 
     async def _refuse(self, error: ApiError, request_id: bytes) -> None:
         self._shared.metrics.rejected(error.status)
@@ -130,8 +141,10 @@ class Connection:
             pass
 
     async def _send(self, data: bytes | memoryview) -> None:
-        self.deadline = self._shared.ticker.now + STALL_S
-        await self._client.send(data)
+        left = self._client.put(data)
+        while left:
+            self.deadline = self._shared.ticker.now + STALL_S
+            left = await self._client.send_some(left)
         self.deadline = None
 
     async def _receive(self, by: float) -> bytes:
@@ -195,6 +208,8 @@ class Connection:
                     body, rest = buffer[end:], b""  # as a rule all of it is there
                 else:
                     body, rest = await self._body(head, buffer[end:], limit)
+                    if holder is not None:
+                        holder = self._shared.gate.known(head.authorization)  # as it is now that all of it is there
             if refused is not None:
                 raise refused
             if target.kind is Kind.ENGINE:
@@ -203,7 +218,7 @@ class Connection:
                 await self._own(target, head, request_id, holder)
                 whole = True
         except ApiError as error:
-            self.exchange = None
+            self.exchange = self.holder = None
             if self._asked:
                 self._shared.directory.refused.add(self._asked, error.code or "", error.message)
                 self._asked = ""
@@ -219,7 +234,7 @@ class Connection:
             if rest is None:
                 await self._linger()
             return rest if keep else None
-        self.exchange = None
+        self.exchange = self.holder = None
         self._asked = ""
         # What its answer said holds: a client that was not told goes on with this connection.
         return rest if whole and head.keep_alive and not self._said_close else None
@@ -330,6 +345,7 @@ class Connection:
         self, head: RequestHead, target: Target, request_id: bytes, body: bytes, holder: Holder | None
     ) -> bool:
         """Have an engine answer. Returns whether the connection can go on after it."""
+        self.holder = holder
         if head.length is None and not head.chunked:
             raise ApiError(411, "The request has no body.", "length_required")
         directory = self._shared.directory
@@ -357,7 +373,6 @@ class Connection:
             if not directory.open(served):
                 await own_task()
                 served = await directory.turn(served, _tenant(holder))
-            self.holder = holder
             lines = self._connection_line(head) + self._cors + ticket.lines
             self.exchange = Exchange(
                 self._shared,
@@ -390,7 +405,11 @@ class Connection:
                     if large:
                         await own_task()
                     body = await trio.to_thread.run_sync(made, limiter=self._shared.readers) if large else made()
-            return await self.exchange.run(served, body, tokens, key)
+            try:
+                return await self.exchange.run(served, body, tokens, key)
+            finally:
+                if head.minor == 0 and self.exchange.status and not self.exchange.whole:
+                    self._client.reset()  # where the connection's end is that of an answer, it would look complete
 
 
 def _tenant(holder: Holder | None) -> str:

@@ -36,6 +36,9 @@ _RETRIES = 2
 _RETRY_AFTER_S = 2
 _JOIN_BYTES = 64 * 1024
 
+_OURS = frozenset({errno.EMFILE, errno.ENFILE, errno.ENOSPC, errno.ENOMEM})
+"""That no file, or no room to watch one, is left here is no fault of an engine's."""
+
 _log = logger("router")
 
 
@@ -196,19 +199,23 @@ class Exchange:
                     peer = await engine.connect(timeouts.connect_s)
                     self._shared.watch.watch(peer)
                 except OSError as failed:
-                    # That no file is left to open is no fault of the engine's.
-                    ours = failed.errno in (errno.EMFILE, errno.ENFILE)
+                    if peer is not None:
+                        peer.close()
+                    ours = failed.errno in _OURS
                     raise EngineFailed(f"cannot be reached ({failed.strerror or failed})", busy=ours) from failed
-            keep = False
+            keep, sent = False, True
             self._upstream, self._gave_up = peer, ""
             peer.steps = self._steps
             try:
                 self._wait(timeouts.first_byte_s)
                 try:
-                    if left := peer.put(request):
-                        await peer.send(left)
-                    if len(body) >= _JOIN_BYTES:
-                        await peer.send(body)
+                    try:
+                        if left := peer.put(request):
+                            await peer.send(left)
+                        if len(body) >= _JOIN_BYTES:
+                            await peer.send(body)
+                    except OSError:
+                        sent = False  # it may have refused the request before it had all of it
                     first = await peer.receive()
                 except OSError as failed:
                     first, cause = b"", failed.strerror or str(failed)
@@ -220,7 +227,7 @@ class Exchange:
                     if reused:
                         continue  # it had closed the kept connection meanwhile; that says nothing about the engine
                     raise EngineFailed(cause)
-                keep = await self._answer(peer, first, engine)
+                keep = await self._answer(peer, first, engine) and sent
                 return keep or self._head.minor == 1
             except _Broken:
                 return False
@@ -280,7 +287,7 @@ class Exchange:
                     )
         except BadMessage as bad:
             raise EngineFailed(bad.reason) from bad
-        self._first_byte = self._shared.clock()
+        self._first_byte, self._deadline = self._shared.clock(), None
         if response.status == 503 and self._another():
             raise EngineFailed("has no room (503)", busy=True)
         self.status, self.events = response.status, response.event_stream
@@ -325,8 +332,14 @@ class Exchange:
         lines, minor = self._lines(), self._head.minor
 
         async def more() -> bytes:
-            if not (got := await self._more(peer)) and self._gave_up:
+            self._wait(self._timeouts.idle_s)
+            try:
+                got = await peer.receive()
+            except OSError as failed:
+                raise Cut(self._gave_up or f"broke its connection ({failed.strerror or failed})") from failed
+            if self._gave_up:
                 raise Cut(self._gave_up)
+            self._deadline = None  # while the client takes it, the engine need not say anything
             return got
 
         events = self._filter if response.event_stream else None

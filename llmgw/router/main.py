@@ -9,6 +9,7 @@ ever. It ends when it is told to drain, or by SIGTERM, which means the same.
 from __future__ import annotations
 
 import argparse
+import contextlib
 import os
 import resource
 import signal
@@ -343,8 +344,8 @@ def detach() -> None:
     """
     sys.stdout.flush()
     if pid := os.fork():
-        sys.stdout.write(f"{pid}\n")
-        sys.stdout.flush()
+        with contextlib.suppress(BrokenPipeError):  # who started it is gone; the next control plane finds it
+            os.write(1, b"%d\n" % pid)
         os._exit(0)
     os.setsid()
     with open(os.devnull, "r+b") as null:

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Awaitable, Callable
 
-from llmgw.router.http1 import BadMessage, ChunkDecoder, ResponseHead
+from llmgw.router.chunks import ChunkDecoder
+from llmgw.router.http1 import BadMessage, ResponseHead
 from llmgw.router.relay import Relay
 from llmgw.router.sockets import Peer, Ticker, Watch
 from llmgw.router.usage import TAIL_BYTES
@@ -83,7 +85,9 @@ class Passage:
             while not relay.over:
                 if relay.unsent:
                     unsent, relay.unsent = relay.unsent, b""
+                    relay.heard = math.inf  # while the client takes it, the engine need not say anything
                     await self._send(unsent)
+                    relay.heard = ticker.now
                 if relay.ended:
                     return relay.exact
                 await relay.wait()
@@ -94,10 +98,9 @@ class Passage:
 
     async def sized(self, length: int, head: bytes, data: bytes) -> bool:
         """A body of so many bytes. Returns whether nothing came behind it. Raises :class:`Cut`."""
-        exact = True
         left, send = length, head
         while True:
-            exact = exact and len(data) <= left
+            exact = len(data) <= left
             data = data[:left]
             left -= len(data)
             self._count(data)
@@ -114,8 +117,11 @@ class Passage:
         are more of its head. Raises :class:`Cut`."""
         decoder = ChunkDecoder() if response.chunked else None
         chunks_out = self._whole_chunks = self._chunks_out
-        framing = b"transfer-encoding: chunked\r\n" if chunks_out else b"connection: close\r\n"
-        send = response.start_unframed + framing + lines.replace(b"connection: keep-alive\r\n", b"")
+        if chunks_out:
+            lines = b"transfer-encoding: chunked\r\n" + lines
+        elif b"connection: close\r\n" not in lines:
+            lines = b"connection: close\r\n" + lines.replace(b"connection: keep-alive\r\n", b"")
+        send = response.start_unframed + lines
         try:
             while True:
                 part = data if decoder is None else decoder.feed(data)
@@ -130,7 +136,6 @@ class Passage:
                 if finished or not (data := await self._more()):
                     break
         except BadMessage as bad:
-            self._whole_chunks = False
             raise Cut(bad.reason) from bad
         if decoder is not None and not decoder.finished:
             raise Cut("ended within its answer")

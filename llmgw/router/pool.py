@@ -60,10 +60,11 @@ class Engine:
         self.head_lines = lines.encode()
 
     def take_idle(self, now: float) -> Peer | None:
-        """A kept connection, the one that was used last; older ones are likelier to be closed."""
+        """A kept connection, the one that was used last; older ones are likelier to be closed. What an engine said
+        unasked on one would be taken for its next answer."""
         while self._idle:
             peer, since = self._idle.pop()
-            if now - since < _IDLE_S and not peer.ended:
+            if now - since < _IDLE_S and peer.silent():
                 return peer
             peer.close()
         return None

@@ -10,7 +10,7 @@ from collections.abc import Callable
 
 import trio
 
-from llmgw.router.http1 import ChunkWalker, is_one_event
+from llmgw.router.chunks import ChunkWalker, is_one_event
 from llmgw.router.sockets import READ_BYTES, Peer, Ticker, Watch
 from llmgw.router.steps import own_task
 from llmgw.router.usage import TAIL_BYTES

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import math
 import random
 import resource
 import secrets
@@ -37,6 +38,7 @@ _ACCEPTS_AMONG_OTHERS = 4
 _LAST_REQUEST_S = 5.0
 """How long an idle connection to a worker that was replaced may take to send the request that ends it well."""
 
+_SAY_EVERY_S = 60.0
 _READERS = 2
 _OTHER_FILES = 64
 _FILES_A_CLIENT = 2
@@ -99,6 +101,7 @@ class RouterServer:
         self._replaced = False
         self._connections: dict[Connection, trio.CancelScope] = {}
         self._left = trio.Event()
+        self._said = -math.inf
         self._has_table = False
         self._name = secrets.token_hex(6).encode()
         self._count = 0
@@ -114,8 +117,8 @@ class RouterServer:
         if gone:
             for connection in list(self._connections):
                 holder = connection.holder
-                if connection.exchange is not None and holder is not None and holder.key.id in gone:
-                    connection.leave()
+                if holder is not None and holder.key.id in gone:
+                    connection.cut("its key was revoked")
 
     def ready(self) -> str:
         """Why this worker should get no traffic; empty when it should."""
@@ -203,7 +206,8 @@ class RouterServer:
     ) -> None:
         while True:
             while len(self._connections) >= (most := _most_clients()):
-                _log.warning("as many clients as open files allow; others wait", connections=most)
+                if self._to_be_said():
+                    _log.warning("as many clients as open files allow; others wait", connections=most)
                 self._left = trio.Event()
                 await self._left.wait()
             await trio.lowlevel.wait_readable(listener)
@@ -217,7 +221,8 @@ class RouterServer:
                 except OSError as failed:
                     if failed.errno in (errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM):
                         # Clients wait in the backlog until something is free again; spinning would help nobody.
-                        _log.error("cannot accept", error=failed.strerror, connections=len(self._connections))
+                        if self._to_be_said():
+                            _log.error("cannot accept", error=failed.strerror, connections=len(self._connections))
                         await trio.sleep(0.1)
                         break
                     continue  # that client left before it was accepted
@@ -232,10 +237,18 @@ class RouterServer:
                 self._count_clients()
                 clients.start_soon(self._client, connection, peer, scope, watch)
 
+    def _to_be_said(self) -> bool:
+        """Whether it is to be said that clients wait: not again for each one."""
+        now = self._clock()
+        if now - self._said < _SAY_EVERY_S:
+            return False
+        self._said = now
+        return True
+
     async def _client(self, connection: Connection, peer: Peer, scope: trio.CancelScope, watch: Watch) -> None:
         with scope:
-            watch.watch(peer, connection.leave)
             try:
+                watch.watch(peer, connection.leave)
                 if isinstance(peer, TlsPeer):
                     connection.deadline = self._clock() + HANDSHAKE_S
                     await peer.handshake()
@@ -246,12 +259,11 @@ class RouterServer:
             except OSError as failed:
                 if isinstance(failed, ssl.SSLError):
                     _log.debug("TLS failed", reason=failed.reason or str(failed), client=peer.address)
-                scope.cancel(reason="the client is gone")
             except Exception:  # noqa: BLE001
                 # One client's request must not end the others': it is written down, and this connection ends.
                 _log.exception("request failed", request_id=connection.request_id.decode())
             finally:
-                if scope.cancel_called and connection.exchange is not None:
+                if connection.gone and connection.exchange is not None:
                     self.metrics.client_gone(connection.exchange.model)
                 # What refers back would stay until the collector comes.
                 connection.exchange = connection.steps = peer.steps = None

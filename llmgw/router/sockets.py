@@ -6,6 +6,7 @@ import errno
 import os
 import select
 import socket
+import struct
 from collections.abc import Callable
 
 import trio
@@ -17,6 +18,8 @@ UNSENT_BYTES = 64 * 1024
 UNREAD_BYTES = 48 * 1024
 """What the kernel holds of an answer before the router looks at it, as setsockopt takes it: it may hold twice as much,
 its own bookkeeping included (socket(7)). Left alone it grows to megabytes for a client that reads slowly."""
+
+_RESET = struct.pack("ii", 1, 0)  # struct linger, socket(7)
 
 _QUIET = select.EPOLLIN | select.EPOLLRDHUP | select.EPOLLET
 _GONE = select.EPOLLRDHUP | select.EPOLLHUP | select.EPOLLERR
@@ -86,6 +89,21 @@ class Peer:
                 self._ready = False  # what comes after this is told again
             return data
 
+    def silent(self) -> bool:
+        """Whether the other end has neither left nor sent anything that nobody has read."""
+        if self.ended:
+            return False
+        if self._ready:
+            try:
+                self._recv(1, socket.MSG_PEEK)
+            except BlockingIOError:
+                self._ready = False
+            except OSError:
+                return False
+            else:
+                return False
+        return True
+
     def told(self, events: int) -> None:
         """The watch saw something come, or an end."""
         self._ready = True
@@ -96,7 +114,7 @@ class Peer:
         if self.ended and not self._waits and self.gone is not None:
             self.gone()
 
-    def put(self, data: bytes) -> bytes | memoryview:
+    def put(self, data: bytes | memoryview) -> bytes | memoryview:
         """Send what can be sent at once. Returns what is left for :meth:`send`. Raises ``OSError``."""
         try:
             sent = self._send(data)
@@ -104,21 +122,18 @@ class Peer:
             return data
         return b"" if sent == len(data) else memoryview(data)[sent:]
 
+    async def send_some(self, data: bytes | memoryview) -> bytes | memoryview:
+        """Wait until something can be sent, and send it. Returns what is left. Raises ``OSError``."""
+        if self.steps is not None:
+            await own_task()
+        await trio.lowlevel.wait_writable(self.sock)
+        return self.put(data)
+
     async def send(self, data: bytes | memoryview) -> None:
         """All of the bytes. Raises ``OSError``. Yields to other tasks only when the peer is slow."""
-        try:
-            sent = self._send(data)
-        except BlockingIOError:
-            sent = 0
-        view = memoryview(data)[sent:]
-        if view and self.steps is not None:
-            await own_task()
-        while view:
-            await trio.lowlevel.wait_writable(self.sock)
-            try:
-                view = view[self._send(view) :]
-            except BlockingIOError:
-                continue
+        left = self.put(data)
+        while left:
+            left = await self.send_some(left)
 
     def finish(self) -> None:
         """Nothing more is sent; what the peer sends can still be read."""
@@ -127,6 +142,10 @@ class Peer:
         except OSError as failed:
             if failed.errno != errno.ENOTCONN:
                 raise
+
+    def reset(self) -> None:
+        """Let the other end see a failure when this is closed, and no end."""
+        self.sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, _RESET)
 
     def abort(self) -> None:
         """Wake up whoever waits for this peer; for them it has ended."""
@@ -208,11 +227,11 @@ class Watch:
         self._ready: dict[int, Callable[[], None]] = {}
 
     def watch(self, peer: Peer, gone: Callable[[], None] | None = None) -> None:
-        """Tell the peer what happens to its socket, until it is closed."""
+        """Tell the peer what happens to its socket, until it is closed. Raises ``OSError``."""
         number = peer.sock.fileno()
+        self._epoll.register(number, _QUIET)
         peer.watch, peer.gone = self, gone
         self._peers[number] = peer
-        self._epoll.register(number, _QUIET)
 
     def forget(self, peer: Peer) -> None:
         """Stop watching; before the socket is closed, since its number is used again."""

@@ -77,6 +77,7 @@ class Steps:
     def _end(self) -> None:
         error, self._error = self._error, None
         try:
+            self._coro.close()  # it has not ended where it awaited something that is not to be had in a step
             if error is not None:
                 raise error
         finally:
@@ -105,11 +106,10 @@ class Steps:
                 self._stepping = False
                 return
             if trap is not _ARRIVAL and trap is not _OWN_TASK:
-                self._coro.close()
                 self._finished, self._error = True, RuntimeError("something of Trio's is awaited outside the own task")
         self._stepping = self.waits = False
         assert self._task is not None
-        if self._raise_cancel is not None and not self._finished:
+        if self._raise_cancel is not None:
             trio.lowlevel.reschedule(self._task, outcome.capture(self._raise_cancel))
         else:
             trio.lowlevel.reschedule(self._task)

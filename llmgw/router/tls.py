@@ -96,12 +96,13 @@ def _state_of(files: RouterTls) -> tuple[object, ...]:
 class TlsPeer(Peer):
     """One connection with TLS. Every failure of TLS is an ``OSError``."""
 
-    __slots__ = ("_tls", "_turn")
+    __slots__ = ("_reset", "_tls", "_turn")
 
     def __init__(self, sock: ssl.SSLSocket, turn: trio.Lock) -> None:
         super().__init__(sock)
         self._tls = sock
         self._turn = turn
+        self._reset = False
 
     async def handshake(self) -> None:
         """Shake hands. Raises ``OSError``. The caller bounds it.
@@ -133,7 +134,7 @@ class TlsPeer(Peer):
             except ssl.SSLWantWriteError:
                 await trio.lowlevel.wait_writable(self._tls)
 
-    def put(self, data: bytes) -> bytes | memoryview:
+    def put(self, data: bytes | memoryview) -> bytes | memoryview:
         """Send what can be sent at once. Returns what is left for :meth:`send`. Raises ``OSError``."""
         try:
             sent = self._send(data)
@@ -141,27 +142,28 @@ class TlsPeer(Peer):
             return data
         return b"" if sent == len(data) else memoryview(data)[sent:]
 
-    async def send(self, data: bytes | memoryview) -> None:
-        """All of the bytes. Raises ``OSError``. Yields to other tasks only when the peer is slow."""
-        view = data
-        while True:
-            try:
-                sent = self._send(view)
-                if sent == len(view):
-                    return
-                view = memoryview(view)[sent:]
-            except ssl.SSLWantWriteError:
-                await own_task()
-                await trio.lowlevel.wait_writable(self._tls)
-            except ssl.SSLWantReadError:
-                await own_task()
-                await trio.lowlevel.wait_readable(self._tls)
+    async def send_some(self, data: bytes | memoryview) -> bytes | memoryview:
+        """Wait until something can be sent, and send it. Returns what is left. Raises ``OSError``."""
+        await own_task()
+        try:
+            return memoryview(data)[self._send(data) :]
+        except ssl.SSLWantWriteError:
+            await trio.lowlevel.wait_writable(self._tls)
+        except ssl.SSLWantReadError:
+            await trio.lowlevel.wait_readable(self._tls)
+        return data
 
     def finish(self) -> None:
         """The peer knows by the answer's length that it is over: after its own end TLS can not read on."""
 
+    def reset(self) -> None:
+        """Let the other end see a failure when this is closed, and no end."""
+        super().reset()
+        self._reset = True
+
     def close(self) -> None:
         """Close, with TLS's own end where it can still be sent: without it a client may take the answer for cut."""
-        with contextlib.suppress(OSError, ValueError):
-            self._tls.unwrap()
+        if not self._reset:
+            with contextlib.suppress(OSError, ValueError):
+                self._tls.unwrap()
         super().close()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import fcntl
 import json
 import os
@@ -121,6 +122,28 @@ async def test_a_long_stream_over_tls_and_a_client_that_leaves(pki: Pki, tmp_pat
         with trio.fail_after(1):
             await it.engines[0].left.wait()
         assert trio.current_time() - began < 0.1
+
+
+@pytest.mark.parametrize("dies", [True, False])
+async def test_an_answer_that_ends_with_its_connection_ends_by_tls_only_if_it_is_whole(
+    pki: Pki, tmp_path: Path, dies: bool
+) -> None:
+    async def script(visit: e.Visit) -> None:
+        await visit.request()
+        await visit.send(e.EVENTS + e.event(b"1") + (b"" if dies else b"0\r\n\r\n"))
+
+    context = trusting(pki)
+    context.options &= ~ssl.OP_IGNORE_UNEXPECTED_EOF
+    identity = Identity(files_of(pki, tmp_path))
+    async with front(script, identity=identity) as it, secure(it.port, context) as old:
+        await old.send(b'POST /v1/completions HTTP/1.0\r\ncontent-length: 13\r\n\r\n{"model":"m"}')
+        await old.head()
+        ended = False
+        with contextlib.suppress(trio.BrokenResourceError):
+            while await old.stream.receive_some():
+                pass
+            ended = True
+        assert ended is not dies
 
 
 async def test_old_versions_plain_http_and_silence_are_let_go(
@@ -438,21 +461,42 @@ async def test_a_slow_reader_is_cut_and_until_then_little_is_held_for_it() -> No
         nursery.cancel_scope.cancel()
 
 
-@pytest.mark.parametrize("script", [e.says_nothing, e.begins_a_stream, e.streams_for_ever])
+@pytest.mark.parametrize(
+    ("script", "stream"),
+    [(e.says_nothing, True), (e.says_nothing, False), (e.begins_a_stream, True), (e.streams_for_ever, True)],
+)
 async def test_an_engine_is_let_go_in_no_time_when_its_client_is_gone(
-    script: Script, autojump_clock: trio.testing.MockClock
+    script: Script, stream: bool, autojump_clock: trio.testing.MockClock
 ) -> None:
     """No deadline, sweep or probe has a part in it: the clock goes on only when nothing else is left to happen."""
     autojump_clock.autojump_threshold = 0.5
     async with front(script) as it:
         async with it.client() as client:
-            await client.post()
+            await client.post(json.dumps({"model": "m", "stream": stream}).encode())
             while not it.engines[0].requests:
                 await trio.lowlevel.checkpoint()
             if script is not e.says_nothing:
                 await client.head()
         with trio.fail_after(0.1):
             await it.engines[0].left.wait()
+
+
+@pytest.mark.parametrize("secured", [False, True])
+async def test_no_small_piece_waits_for_the_one_before_it_on_either_side(
+    pki: Pki, tmp_path: Path, secured: bool
+) -> None:
+    """Without TCP_NODELAY a stream on a kept connection stands still for 40 ms."""
+    identity = Identity(files_of(pki, tmp_path)) if secured else None
+    async with front(e.begins_a_stream, identity=identity) as it:
+        async with secure(it.port, trusting(pki)) if secured else it.client() as client:
+            await client.post()
+            await client.head()
+            (connection,) = it.server._connections
+            exchange = connection.exchange
+            assert exchange is not None
+            assert exchange._upstream is not None
+            for peer in (connection._client, exchange._upstream):
+                assert peer.sock.getsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY)
 
 
 async def test_a_client_that_is_gone_before_anybody_read_its_request(autojump_clock: trio.testing.MockClock) -> None:

@@ -17,6 +17,7 @@ from llmgw.router.errors import ApiError
 from llmgw.router.gate import Gate
 from llmgw.router.limits import LANES, SLOT_CELLS
 from llmgw.router.table import Table
+from llmgw.settings.catalog import Routing
 from llmgw.settings.document import Auth, Price, RouterSettings
 from llmgw.settings.keys import ApiKey, Limits, Period, Spent, digest_of, period_start, token_of
 from llmgw.settings.usage import UsageRow
@@ -496,3 +497,53 @@ def test_settled_once_whatever_happens() -> None:
         pass
     found, base = gate.counts.cells(1)
     assert not any(found[base + at] for at in (1, 2, *range(4, SLOT_CELLS)))
+
+
+@pytest.mark.parametrize(
+    ("change", "status"),
+    [({"revoked": 1.0}, 401), ({"digest": digest_of(b"another")}, 401), ({"models": ("other",)}, 403), ({}, 200)],
+    ids=["revoked", "rotated", "not for this model", "renamed"],
+)
+async def test_a_key_that_is_changed_before_all_of_its_request_is_there(change: dict[str, object], status: int) -> None:
+    head = b"POST /v1/chat/completions HTTP/1.1\r\nhost: g\r\ncontent-length: %d\r\n%b\r\n" % (len(PLAIN), AUTH)
+    async with closed(e.answers) as it, it.client() as client:
+        await client.send(head + PLAIN[:5])
+        await trio.testing.wait_all_tasks_blocked(0.01)
+        it.server.use_keys(1, 2, [key(2, **change)], last=True)
+        await client.send(PLAIN[5:])
+        assert (await client.answer())[0] == status
+        assert len(it.engines[0].requests) == (status == 200)
+
+
+async def test_a_key_that_is_revoked_while_its_request_waits_for_its_turn() -> None:
+    async with closed(e.begins_a_stream) as it, it.client() as first, it.client() as waits, it.client() as idle:
+        table = it.server.directory.table
+        routing = Routing(concurrency=1, queue=5, queue_s=30)
+        it.server.use(Table(2, (evolve(table.routes[0], routing=routing),), table.settings))
+        await idle.send(b"GET /v1/models HTTP/1.1\r\nhost: g\r\n" + AUTH + b"\r\n")
+        assert (await idle.answer())[0] == 200
+        await first.post(STREAM, fields=AUTH)
+        await first.head()
+        await waits.post(STREAM, fields=AUTH)
+        with trio.fail_after(2):
+            while not it.server.directory.waiting:
+                await trio.sleep(0.002)
+        it.server.use_keys(1, 2, [key(2, revoked=1.0)], last=True)
+        with trio.fail_after(5):
+            assert await waits.rest() == b""
+            assert await first.rest() == e.event(b'{"n":1}')
+        assert len(it.engines[0].requests) == 1
+        assert not it.metric("llmgw_router_client_gone_total{"), "they did not leave"
+        await idle.post(STREAM, fields=AUTH)
+        assert (await idle.answer())[0] == 401, "and who asks nothing is told when it does"
+
+
+@pytest.mark.parametrize("model", ["m", "nope"])
+async def test_a_connection_outlives_its_key_and_its_next_request_hears_why(model: str) -> None:
+    async with closed(e.answers) as it, it.client() as client:
+        await client.post(json.dumps({"model": model}).encode(), fields=AUTH)
+        assert (await client.answer())[0] == (200 if model == "m" else 404)
+        it.server.use_keys(1, 2, [key(2, revoked=1.0)], last=True)
+        await client.post(PLAIN, fields=AUTH)
+        with trio.fail_after(5):
+            assert (await client.answer())[0] == 401

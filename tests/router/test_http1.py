@@ -8,7 +8,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from llmgw.router.http1 import BadMessage, ChunkDecoder, ChunkWalker, parse_request, parse_response
+from llmgw.router.chunks import ChunkDecoder, ChunkWalker
+from llmgw.router.http1 import BadMessage, parse_request, parse_response
 
 HOST = b"Host: gw\r\n"
 

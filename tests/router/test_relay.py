@@ -11,7 +11,8 @@ import pytest
 import trio
 import trio.testing
 
-from llmgw.router.http1 import BadMessage, ChunkDecoder
+from llmgw.router.chunks import ChunkDecoder
+from llmgw.router.http1 import BadMessage
 from llmgw.router.relay import Relay
 from llmgw.router.sockets import Peer, Ticker, Watch
 from llmgw.router.usage import TAIL_BYTES
@@ -115,8 +116,13 @@ async def test_one_that_is_cancelled_is_not_called_any_more() -> None:
         with pair() as (engine, peer):
             client = Client()
             relay = Relay(peer, client.put, watch, Ticker(0.0), None)
-            with trio.move_on_after(0.01) as scope:
-                await relay.wait()
+            with trio.CancelScope() as scope:
+                async with trio.open_nursery() as nursery:
+                    nursery.start_soon(relay.wait)
+                    await trio.testing.wait_all_tasks_blocked()
+                    assert watch._ready
+                    scope.cancel()
+                    assert not watch._ready, "nor in the turn in which it is cancelled"
             assert scope.cancelled_caught
             engine.send(CHUNK)
             await trio.testing.wait_all_tasks_blocked(0.01)

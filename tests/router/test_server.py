@@ -5,6 +5,8 @@ from __future__ import annotations
 import gc
 import json
 import random
+import select
+import socket
 import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
@@ -728,6 +730,51 @@ async def test_answers_with_something_behind_them_do_not_poison_the_connection(f
                 client.buffer += await client.stream.receive_some()
             client.buffer = b""
         assert it.engines[0].connections == 3
+
+
+async def test_an_engine_that_refuses_a_request_before_it_has_all_of_it_is_heard() -> None:
+    async def refuses(visit: e.Visit) -> None:
+        visit.stream.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+        await visit.stream.receive_some(1000)
+        await trio.testing.wait_all_tasks_blocked(0.01)
+        await visit.send(b"HTTP/1.1 413 Content Too Large\r\ncontent-length: 2\r\n\r\n{}")
+
+    async with router(refuses) as it, it.client() as client:
+        for _ in range(4):
+            await client.post(json.dumps({"model": "m", "prompt": "x" * 8_000_000}).encode())
+            assert (await client.answer())[::2] == (413, b"{}")
+        assert it.engines[0].connections == 4
+        assert not it.metric("llmgw_router_retries_total{"), "that is no fault of the engine's"
+
+
+@pytest.mark.parametrize("unasked", [b"HTTP/1.1 408 Request Timeout\r\ncontent-length: 0\r\n\r\n", b"\r\n"])
+async def test_what_an_engine_says_unasked_is_no_answer_to_the_next_request(unasked: bytes) -> None:
+    async def script(visit: e.Visit) -> None:
+        await visit.request()
+        await visit.send(e.whole())
+        await told.wait()
+        await visit.send(unasked)
+        await visit.gone()
+
+    async with router(script) as it, it.client() as client:
+        for _ in range(2):
+            told = trio.Event()
+            await client.post()
+            with trio.fail_after(5):
+                assert (await client.answer())[::2] == (200, e.whole().partition(b"\r\n\r\n")[2])
+            told.set()
+            await trio.testing.wait_all_tasks_blocked(0.01)
+        assert it.engines[0].connections == 2
+
+
+async def test_a_kept_connection_is_used_again_though_its_bytes_were_seen_twice() -> None:
+    async with router(e.answers) as it, it.client() as client:
+        for _ in range(3):
+            await client.post()
+            assert (await client.answer())[0] == 200
+            ((peer, _),) = next(iter(it.server.directory._engines.values()))._idle
+            peer.told(select.EPOLLIN)  # as when they came between the event and the read
+        assert it.engines[0].connections == 1
 
 
 async def test_the_least_loaded_engine_is_taken() -> None:

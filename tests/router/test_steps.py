@@ -8,6 +8,8 @@ import socket
 import pytest
 import trio
 import trio.testing
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from llmgw.router.sockets import READ_BYTES, Peer
 from llmgw.router.steps import Steps, arrival, own_task
@@ -116,3 +118,85 @@ async def test_whoever_sends_faster_than_it_is_read_keeps_nobody_waiting() -> No
             peer.told(select.EPOLLIN)
             assert read == [READ_BYTES], "the rest of it only when others had their turn"
         assert read == [READ_BYTES, READ_BYTES, 1]
+
+
+class OPS:
+    """What a coroutine does, a letter each."""
+
+    ARRIVAL, OWN, TRIO, CANCEL, RAISE, STEP = "arwcxs"
+
+
+@settings(max_examples=60, deadline=None)
+@given(program=st.text("aaarwcxs", max_size=8), moves=st.lists(st.sampled_from("ssstc"), max_size=12))
+async def test_whatever_it_does_and_whoever_steps_and_cancels_it(program: str, moves: list[str]) -> None:
+    """Step, turn and cancel in any order, between and within steps: nothing is raised where it is stepped, everything of
+    Trio's is in its own task, and the task ends with what the coroutine ended with, or at once when it is cancelled."""
+    scope, mine = trio.CancelScope(), []
+    done: list[str] = []
+    cancelled: list[int] = []
+
+    async def work() -> None:
+        try:
+            for does in program:
+                match does:
+                    case OPS.ARRIVAL:
+                        await arrival()
+                    case OPS.OWN:
+                        await own_task()
+                        assert trio.lowlevel.current_task() is mine[0]
+                    case OPS.TRIO:
+                        await own_task()
+                        with trio.move_on_after(60):
+                            await trio.lowlevel.checkpoint()
+                    case OPS.CANCEL:
+                        scope.cancel()
+                    case OPS.STEP:
+                        steps.step()  # from within: it goes on already
+                    case _:
+                        raise ZeroDivisionError
+                done.append(does)
+        except trio.Cancelled:
+            cancelled.append(len(done))
+            raise
+
+    steps = Steps(work())
+    ended: list[str] = []
+
+    async def run() -> None:
+        mine.append(trio.lowlevel.current_task())
+        with scope:
+            try:
+                await steps.run()
+            except ZeroDivisionError:
+                ended.append("raised")
+            else:
+                ended.append("returned")
+        ended.append("over")
+
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(run)
+        await trio.lowlevel.checkpoint()
+        for move in moves:
+            match move:
+                case "s":
+                    steps.step()
+                case "t":
+                    await trio.lowlevel.checkpoint()
+                case _:
+                    scope.cancel()
+        if not scope.cancel_called:
+            for _ in program:
+                await trio.testing.wait_all_tasks_blocked()
+                steps.step()
+        await trio.testing.wait_all_tasks_blocked()
+        assert ended[-1:] == ["over"], "cancelled it ends without a step"
+    assert "".join(done) == program[: len(done)]
+    assert len(cancelled) <= scope.cancel_called
+    raises = program.find(OPS.RAISE)
+    if not scope.cancel_called:
+        assert ended[0] == ("returned" if raises < 0 else "raised")
+        assert len(done) == (len(program) if raises < 0 else raises)
+    elif cancelled:
+        assert len(ended) == 1
+        assert program[cancelled[0]] in "arw", "where it awaits something, and nowhere else"
+    steps.step()

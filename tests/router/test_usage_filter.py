@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from llmgw.router.body import asked_in_json
-from llmgw.router.http1 import ChunkDecoder, ChunkWalker
+from llmgw.router.chunks import ChunkDecoder, ChunkWalker
 from llmgw.router.usage_filter import TOKENS_MOST, UsageFilter, answer_guess, asking, prompt_guess, wish_of
 
 CHAT = b"/v1/chat/completions"

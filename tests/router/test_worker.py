@@ -113,6 +113,25 @@ async def test_started_fed_adopted_and_drained(folder: Path) -> None:
             await answers(port)
 
 
+async def test_whoever_started_it_may_be_gone_already(tmp_path: Path) -> None:
+    """As when the control plane is killed in that moment: it goes on, and nothing is complained about."""
+    reads, writes = os.pipe()
+    os.close(reads)
+    program = "from llmgw.router.main import detach; detach(); open('there', 'w').close()"
+    starter = await trio.run_process(
+        [sys.executable, "-c", program],
+        stdout=writes,
+        capture_stderr=True,
+        cwd=tmp_path,
+        env={**os.environ, "PYTHONPATH": os.getcwd()},
+    )
+    os.close(writes)
+    assert starter.stderr == b""
+    with trio.fail_after(10):
+        while not (tmp_path / "there").exists():
+            await trio.sleep(0.01)
+
+
 async def test_one_that_listens_elsewhere_is_replaced(folder: Path) -> None:
     first, second = free_ports(2)
     async with control(folder, first) as worker:
