@@ -99,7 +99,6 @@ class _Host:
 
     async def place(self, place: Place) -> None:
         """Wait for a place among the strangers."""
-        await trio.lowlevel.checkpoint()
         try:
             self._free.acquire_nowait()
         except trio.WouldBlock:
@@ -107,6 +106,7 @@ class _Host:
         self.strangers[place] = trio.current_time()
         if self.waiting:
             _hurry(place, self.strangers[place])
+        await trio.lowlevel.checkpoint()
 
     async def _wait(self) -> None:
         self.waiting += 1
