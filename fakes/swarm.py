@@ -22,7 +22,8 @@ from attrs import evolve
 
 from llmgw.agent.dispatch import Dispatch
 from llmgw.agent.epoch import Epoch
-from llmgw.agent.session import Link, Outbox
+from llmgw.agent.outbox import Outbox
+from llmgw.agent.session import Link
 from llmgw.errors import OperatorError
 from llmgw.hardware.inventory import Inventory
 from llmgw.link.client import Backoff, connect

@@ -13,7 +13,8 @@ from attrs import define
 
 from llmgw.agent.dispatch import Dispatch, Runs
 from llmgw.agent.epoch import Epoch
-from llmgw.agent.session import Link, Outbox
+from llmgw.agent.outbox import Outbox
+from llmgw.agent.session import Link
 from llmgw.hardware.inventory import Inventory
 from llmgw.link.client import Backoff
 from llmgw.link.messages import Command, CommandResult, StartShard

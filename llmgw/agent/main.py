@@ -25,8 +25,9 @@ from llmgw.agent.jobs.works import NodeWorks
 from llmgw.agent.kept import KeptFile
 from llmgw.agent.link_file import LinkFile
 from llmgw.agent.offers import Offers
+from llmgw.agent.outbox import Outbox
 from llmgw.agent.own_file import OwnFile
-from llmgw.agent.session import Link, Outbox
+from llmgw.agent.session import Link
 from llmgw.agent.shards import Shards
 from llmgw.agent.systemd import notify
 from llmgw.agent.tails import Tails

@@ -18,7 +18,7 @@ from llmgw.link.patience import DEFAULT_LIMITS, LinkLimits
 from llmgw.link.protocol import Role
 from llmgw.link.rejected import rejected
 from llmgw.link.session import LinkRefused, PeerGone, Session, Unreached, open_session
-from llmgw.link.tcp import bound_unacknowledged, why_unreached
+from llmgw.link.tcp import Metered, bound_unacknowledged, why_unreached
 from llmgw.link.tls import TlsError, TlsStream, client_context, handshake, verified_chain
 from llmgw.settings.daemon import Address, TlsFiles
 
@@ -52,7 +52,7 @@ async def connect(
     transport = await _dial(address, thing, connect_s)
     async with transport:
         bound_unacknowledged(transport, limits.silence_s)
-        stream: TlsStream = trio.SSLStream(transport, context, server_hostname=address.host)
+        stream: TlsStream = trio.SSLStream(Metered(transport), context, server_hostname=address.host)
         try:
             await handshake(stream, thing, handshake_s)
             chain = identity.read_chain(verified_chain(stream))

@@ -11,7 +11,6 @@ from __future__ import annotations
 import argparse
 import contextlib
 import os
-import resource
 import signal
 import socket
 import sys
@@ -52,6 +51,7 @@ from llmgw.router.wire import (
 from llmgw.settings.document import Tracing
 from llmgw.telemetry.collector import spare_what_is_loaded
 from llmgw.telemetry.logging import Lines, configure, logger
+from llmgw.telemetry.open_files import as_many_as_allowed
 from llmgw.telemetry.tracing import Tracer
 
 _AGAIN_FIRST_S = 0.2
@@ -69,7 +69,6 @@ _UNUSED_S = 10.0
 """A worker whose control plane went away before it was needed ends after this."""
 
 _METRICS_EVERY_S = 1.0
-_MOST_FILES = 1024 * 1024
 
 _log = logger("control")
 
@@ -369,8 +368,7 @@ def main() -> None:
     listener = socket.socket(fileno=args.listen_fd)
     listener.set_inheritable(False)
     listener.setblocking(False)
-    most = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
-    resource.setrlimit(resource.RLIMIT_NOFILE, (min(most, _MOST_FILES) if most >= 0 else _MOST_FILES, most))
+    as_many_as_allowed()
     spare_what_is_loaded()
     worker = Worker(args.socket, setup, args.fingerprint, listener, alone=args.alone)
     raise SystemExit(trio.run(worker.run, strict_exception_groups=True))

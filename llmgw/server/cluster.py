@@ -259,6 +259,11 @@ class Cluster:
         """Every node that ever registered."""
         return tuple(sorted(self._rows))
 
+    @property
+    def size(self) -> int:
+        """How many those are."""
+        return len(self._rows)
+
     def row(self, node: str) -> NodeRow | None:
         """The node's row as it would be stored."""
         return self._row(node) if node in self._rows else None

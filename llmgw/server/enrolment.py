@@ -60,6 +60,7 @@ class Enrolment:
         self._store = store
         self._clock = clock
         self.issued: dict[str, IssuedRow] = {}
+        self._issuing_to: set[str] = set()
         self._log = logger("enrolment")
 
     async def load(self) -> None:
@@ -161,11 +162,14 @@ class Enrolment:
         return Refused("newest certificate", f"the certificate that node {node} had last", found, str(chain[0]), remedy)
 
     def _just_issued(self, node: str) -> bool:
+        if node in self._issuing_to:
+            return True
         newest = self.issued.get(node)
         return newest is not None and 0 <= self._clock() - newest.at < _BETWEEN_S
 
     async def _grant(self, node: str, request: str, remote: str, kind: str) -> Granted | Refused:
         now = self._clock()
+        self._issuing_to.add(node)
         try:
             issuer, issuing = self._issuing()
             key = requested_key(request)
@@ -177,6 +181,8 @@ class Enrolment:
             await self._store.issued(row, self._event(kind, node, remote, f"serial {serial}, key {sha256}"))
         except LlmgwError as wrong:
             return _no_request(wrong)
+        finally:
+            self._issuing_to.discard(node)
         self.issued[node] = row
         chain = tuple(identity.read(c) for c in (leaf, issuer.issuing.certificate, issuer.root))
         return Granted(CertificateIssued(issuer.chain(leaf).decode(), self._trust().bundle_pem), chain)

@@ -50,6 +50,7 @@ from llmgw.store.sql import SqlStore
 from llmgw.telemetry.collector import spare_what_is_loaded
 from llmgw.telemetry.logging import configure, logger
 from llmgw.telemetry.metrics import ControlPlaneMetrics
+from llmgw.telemetry.open_files import as_many_as_allowed
 from llmgw.web.access import Access
 from llmgw.web.admin_tls import AdminTlsContext, is_loopback, trust_domain
 from llmgw.web.api import app
@@ -67,6 +68,7 @@ def run(config: ServerConfig) -> None:
     """Run until a signal ends it. Raises :class:`OperatorError` when it cannot start."""
     configure(config.log, "server")
     spare_what_is_loaded()
+    as_many_as_allowed()
     if trio.run(partial(_main, config), strict_exception_groups=True):
         # The same process, so that whoever started it keeps it in sight; what is on the disk by now is what runs. A
         # signal that comes before that listens for signals must not end it.

@@ -13,7 +13,8 @@ import trio.testing
 from fakes.swarm import KeptEpoch, NoShards
 from llmgw.agent.dispatch import Dispatch
 from llmgw.agent.epoch import Epoch
-from llmgw.agent.session import Link, Outbox
+from llmgw.agent.outbox import Outbox
+from llmgw.agent.session import Link
 from llmgw.errors import PeerError
 from llmgw.hardware.inventory import Host, Inventory
 from llmgw.link.attend import attend

@@ -17,7 +17,8 @@ from fakes.machines import MACHINES, render, write_state
 from llmgw.agent.dispatch import Dispatch
 from llmgw.agent.epoch import Epoch, EpochFile
 from llmgw.agent.hardware import Hardware
-from llmgw.agent.session import Link, Outbox
+from llmgw.agent.outbox import Outbox
+from llmgw.agent.session import Link
 from llmgw.agent.shards import Shards
 from llmgw.hardware.delta import apply
 from llmgw.hardware.inventory import Inventory

@@ -14,12 +14,13 @@ from fakes.fleet.store import Disk, MemoryStore
 from llmgw.errors import PeerError
 from llmgw.link.attend import attend
 from llmgw.link.client import connect
+from llmgw.link.crowd import Crowd
 from llmgw.link.messages import ForgetShard, Heartbeat, NotUnderstood, Register
 from llmgw.link.patience import LinkLimits
 from llmgw.link.protocol import Ended, LinkProtocol, Role
 from llmgw.link.server import serve
-from llmgw.link.session import PeerGone, Session, open_session
-from llmgw.link.tls import client_context, handshake, server_context
+from llmgw.link.session import PeerGone, Session, open_session, turn_away
+from llmgw.link.tls import TlsError, client_context, handshake, server_context
 from llmgw.server.agents import Agents
 from llmgw.server.cluster import Cluster
 from llmgw.settings.daemon import Address, LinkListener
@@ -93,6 +94,62 @@ def test_every_point_of_a_refusal() -> None:
                 await rejected(ours)
 
     assert len(sweep(scenario)) > 50
+
+
+def test_every_point_of_a_handshake_that_fails(pki: Pki) -> None:
+    """A foreign CA: the control plane's alert is flushed, and the agent hears it in place of its first bytes."""
+    ours_tls, theirs_tls = client_context(pki.node(authority="foreign")), server_context(pki.server)
+
+    async def scenario() -> None:
+        ours, theirs = trio.testing.memory_stream_pair()
+
+        async def control_plane() -> None:
+            stream = trio.SSLStream(theirs, theirs_tls, server_side=True)
+            with pytest.raises(TlsError, match="its certificate is not acceptable"):
+                await handshake(stream, "agent", 5)  # type: ignore[arg-type]
+            await trio.aclose_forcefully(stream)
+
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(control_plane)
+            stream = trio.SSLStream(ours, ours_tls, server_hostname="localhost")
+            await handshake(stream, "control plane", 5)  # type: ignore[arg-type]
+            with pytest.raises(PeerGone, match="unknown ca"):
+                await rejected(stream)
+
+    assert len(sweep(scenario)) > 50
+
+
+def test_every_point_of_being_turned_away() -> None:
+    async def scenario() -> None:
+        ours, theirs = trio.testing.memory_stream_pair()
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(turn_away, theirs, "this address has too many")
+            with pytest.raises(PeerGone, match="this address has too many"):
+                await rejected(ours)
+
+    assert len(sweep(scenario)) > 20
+
+
+def test_every_point_of_waiting_for_a_place() -> None:
+    """Nobody who is stopped keeps a place, wherever it was."""
+
+    async def scenario() -> None:
+        crowd = Crowd(1)
+
+        async def comes(number: int) -> None:
+            async with crowd.one_more(f"10.0.0.1:{number}") as place:
+                assert place is not None
+                with place.scope:
+                    await trio.sleep(2)
+
+        try:
+            async with trio.open_nursery() as nursery:
+                for number in range(3):
+                    nursery.start_soon(comes, number)
+        finally:
+            assert not len(crowd)
+
+    assert len(sweep(scenario)) > 10
 
 
 async def life_over_sockets(pki: Pki) -> None:

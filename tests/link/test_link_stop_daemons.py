@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import resource
 import signal
 import socket
 import ssl
@@ -272,9 +273,15 @@ async def test_a_control_plane_with_all_of_these_at_once(tmp_path: Path) -> None
     certs = demo.folder / "certs" / NODE
     tls = TlsFiles(*(str(certs / name) for name in ("cert.pem", "key.pem", "ca.pem")))
     where = Address("127.0.0.1", demo.link_port)
-    server = Daemon("server", demo.server_yaml)
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (min(soft, 512), hard))
+    try:
+        server = Daemon("server", demo.server_yaml)
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
     try:
         await server.until_it_says('"ready"')
+        assert resource.prlimit(server.process.pid, resource.RLIMIT_NOFILE)[0] > 512, "an agent is a file"
         async with trio.open_nursery() as nursery:
             # Silent, and in the middle of the handshake.
             silent = await trio.open_tcp_stream(where.host, where.port)

@@ -14,7 +14,8 @@ import trio
 from llmgw.agent.dispatch import Dispatch
 from llmgw.agent.epoch import Epoch
 from llmgw.agent.identity import NodeIdentity
-from llmgw.agent.session import Link, LinkState, Outbox
+from llmgw.agent.outbox import Outbox
+from llmgw.agent.session import Link, LinkState
 from llmgw.hardware.inventory import Host, Inventory
 from llmgw.link import ca, joining, tokens
 from llmgw.link.authority import new_key, request_for

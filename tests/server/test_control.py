@@ -122,6 +122,26 @@ async def expect(session: Session, kind: type) -> object:
     return message
 
 
+async def test_a_crowd_does_not_get_a_pass_each(plane: Plane, autojump_clock: trio.testing.MockClock) -> None:
+    def passes() -> float:
+        value = plane.metrics.registry.get_sample_value("llmgw_reconcile_pass_seconds_count")
+        assert value is not None
+        return value
+
+    async with plane.agent():
+        await until(lambda: plane.cluster.linked("n1"))
+        await trio.sleep(1)  # its own passes are over
+        for number in range(2, 400):
+            plane.cluster._rows[f"n{number}"] = evolve(plane.cluster._rows["n1"], id=f"n{number}")
+        plane.reconciler.wake()
+        await trio.sleep(0.001)
+        before, began = passes(), trio.current_time()
+        while trio.current_time() < began + 0.4:
+            plane.reconciler.wake()
+            await trio.sleep(0.001)
+        assert 8 <= passes() - before <= 11  # 40 ms after each
+
+
 async def test_hardware_changes_build_on_each_other(plane: Plane, autojump_clock: trio.testing.MockClock) -> None:
     def held() -> Inventory:
         return plane.cluster.state(0).nodes[0].inventory

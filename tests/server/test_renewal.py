@@ -247,6 +247,23 @@ async def test_a_node_is_not_given_one_certificate_after_the_other(tmp_path: Pat
             await renewed(at, expired)
 
 
+async def test_of_many_requests_at_once_one_is_granted(tmp_path: Path) -> None:
+    async with plane(tmp_path) as at:
+        expired = at.issue(days=1, now=time.time() - 3 * DAY_S)
+        outcomes: list[str] = []
+
+        async def one() -> None:
+            try:
+                outcomes.append(type(await renewed(at, expired)).__name__)
+            except LinkRefused as refused:
+                outcomes.append(refused.refused.claim)
+
+        async with trio.open_nursery() as nursery:
+            for _ in range(6):
+                nursery.start_soon(one)
+        assert sorted(outcomes) == ["CertificateIssued", *["renewal"] * 5]
+
+
 # One CA after the other
 
 
