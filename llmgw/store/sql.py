@@ -113,7 +113,7 @@ class SqlStore:
     @property
     def people(self) -> SqlAdminTokens:
         """Who may use the admin API, in the same database."""
-        return SqlAdminTokens(self._db)
+        return SqlAdminTokens(self._fence)
 
     async def cluster(self) -> str:
         """The cluster's id."""
