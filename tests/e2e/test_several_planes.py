@@ -340,6 +340,13 @@ def name_of(address: str) -> str:
     return address.split("/")[3].split("?")[0]
 
 
+def resident_mib(plane: Plane) -> int:
+    """The memory of its process."""
+    assert plane.process is not None
+    pages = int(Path(f"/proc/{plane.process.pid}/statm").read_text().split()[1])
+    return pages * os.sysconf("SC_PAGE_SIZE") // 2**20
+
+
 class Witness:
     """Looks, from inside the database, that nothing is written under an epoch but by the one process that took it."""
 
@@ -400,11 +407,15 @@ def test_leaders_that_hang_follow_one_another_fifty_times(
     with several(prepared, address, *names) as planes:
         seen = Witness(server, name_of(address))
         took: list[float] = []
+        began = [resident_mib(plane) for plane in planes]
         for number in range(50):
             leader, seconds = hung(planes, 3 * TTL_S)
             took.append(seconds)
-            print(f"{number + 1}: {seconds:.1f} s, {leader.folder.name} leads; {seen.look(number + 1)} epochs")
+            print(
+                f"{number + 1}: {seconds:.1f} s, {leader.folder.name} leads; {seen.look(number + 1)} epochs", flush=True
+            )
         print(f"taken over within {min(took):.1f} to {max(took):.1f} s, median {sorted(took)[25]:.1f} s")
+        print(f"memory of each {began} MiB at the start, {[resident_mib(plane) for plane in planes]} MiB at the end")
         assert planes[0].client.get("audit/verify")["intact"]
 
 
