@@ -301,7 +301,7 @@ class Server:
         await trio.sleep(_ANSWER_S)  # whoever changed them gets an answer first
         if not self._over.is_set():
             self._log.info("starting anew", signal="other settings")
-            self._end("other settings", After.PROGRAM)
+            self._end("other settings", After.PART)
 
 
 def _role(leadership: Leadership | None, control_plane: bool) -> str:

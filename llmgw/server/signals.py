@@ -18,7 +18,7 @@ class After(Enum):
     PROGRAM = "program"
     """The program anew, in the same process."""
     PART = "part"
-    """The same program: it leads where it followed, or the other way round."""
+    """The same program in another part: it leads where it followed, or places models where it only routed, or back."""
 
 
 class Signals:
