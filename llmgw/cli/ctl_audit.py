@@ -36,9 +36,8 @@ def audit(ctx: click.Context, limit: int, before: int | None, as_json: bool) -> 
             [str(r["seq"]), when(r["at"]), r["by"], r["action"], r["object"], r["reason"], r["detail"]]
             for r in answer["rows"]
         ],
+        empty="nothing yet" if before is None else f"nothing before row {before}",
     )
-    if not answer["rows"]:
-        echo("nothing yet")
 
 
 @audit.command()

@@ -237,7 +237,11 @@ def history(ctx: click.Context, limit: int, before: int | None, as_json: bool) -
         ]
         for r in answer["revisions"]
     ]  # fmt: skip
-    table(["REVISION", "AT", "AGE", "BY", "WHY"], rows)
+    table(
+        ["REVISION", "AT", "AGE", "BY", "WHY"],
+        rows,
+        empty="none is stored" if before is None else f"none before {before}",
+    )
 
 
 @config.command()

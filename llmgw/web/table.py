@@ -118,7 +118,7 @@ OPERATIONS: tuple[Operation, ...] = (
     Operation("GET", "tokens", _V, "Join tokens.", {"tokens": _LIST, "now": _NUMBER}),
     Operation("POST", "tokens", _A, "Make a token with which a node joins.", _TOKEN | {"token": _TEXT, "node": _TEXT},
               body=NewToken, refusals=(409,)),
-    Operation("POST", "tokens/{token}/revoke", _A, "Revoke a join token.", {"revoked": _TEXT}),
+    Operation("POST", "tokens/{id}/revoke", _A, "Revoke a join token.", {"revoked": _TEXT}),
     Operation("GET", "deny", _V, "The deny list.", {"denied": DenyRow}),
     Operation("POST", "deny", _A, "Keep somebody out.", {"denied": DenyRow}, body=NewDenial),
     Operation("POST", "deny/lift", _A, "Let somebody in again.", {"lifted": _OBJECT}, body=Lifted),
@@ -181,7 +181,7 @@ OPERATIONS: tuple[Operation, ...] = (
     Operation("GET", "admin-tokens", _V, "Tokens of the admin API.", {"tokens": _LIST, "now": _NUMBER}),
     Operation("POST", "admin-tokens", _A, "Make a token of the admin API; it is shown once.",
               _TOKEN | {"token": _TEXT, "name": _TEXT, "role": _TEXT}, body=NewAdminToken),
-    Operation("POST", "admin-tokens/{token}/revoke", _A, "Revoke a token of the admin API.",
+    Operation("POST", "admin-tokens/{id}/revoke", _A, "Revoke a token of the admin API.",
               {"revoked": _TEXT, "name": _TEXT}, missing=True),
 )  # fmt: skip
 
