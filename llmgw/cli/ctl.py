@@ -251,7 +251,8 @@ def status(ctx: click.Context, as_json: bool, exit_code: bool, watch: bool) -> N
         ctx.exit(1)
 
 
-def _role(answer: dict[str, Any]) -> str:
+def role_of(answer: dict[str, Any]) -> str:
+    """What a control plane is among others, by its status."""
     if not answer["control_plane"]:
         return "router only"
     if not answer["leads"]:
@@ -261,7 +262,7 @@ def _role(answer: dict[str, Any]) -> str:
 
 def _show_status(answer: dict[str, Any]) -> None:
     now = answer["now"]
-    role = _role(answer)
+    role = role_of(answer)
     echo(f"llmgw {answer['version']}, {role}, cluster {answer['cluster']}, epoch {answer['epoch']}, "
                f"up {ago(answer['started'], now)}")  # fmt: skip
     router = answer["router"]

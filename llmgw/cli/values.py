@@ -11,6 +11,8 @@ from typing import TypeVar
 
 import click
 
+from llmgw.store.audit import Noted
+
 NO_LIMIT = "none"
 
 _UNITS = {"": 1, "s": 1, "m": 60, "h": 3600, "d": 86400, "w": 7 * 86400}
@@ -32,6 +34,13 @@ def _seconds(text: str) -> float:
 def seconds(_ctx: click.Context, _param: click.Parameter, value: str) -> float:
     """A length of time: ``90s``, ``15m``, ``2h``, ``90d``, ``4w``."""
     return _seconds(value)
+
+
+def noted_row(_ctx: click.Context, _param: click.Parameter, value: str | None) -> Noted | None:
+    """A row of the audit as ``llmgw ctl audit verify`` prints it."""
+    if value is not None and Noted.of(value) is None:
+        raise click.BadParameter(f"{value[:100]!r} is not SEQ:DIGEST; give what llmgw ctl audit verify printed")
+    return None if value is None else Noted.of(value)
 
 
 def moment(way: int) -> Callback[float | str | None]:
