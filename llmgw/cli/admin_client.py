@@ -6,6 +6,7 @@ import http.client
 import json
 import os
 import shutil
+import socket
 import ssl
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -104,6 +105,8 @@ class AdminClient:
                 return PeerError(self.name, reason, "name its CA in a context: llmgw ctl context add --ca")
         first = causes[-1]
         reason = getattr(first, "strerror", None) or str(first) or type(first).__name__
+        if isinstance(first, OSError) and first.errno and not isinstance(first, ssl.SSLError | socket.gaierror):
+            reason = os.strerror(first.errno)  # trio says to which address, which stands there already
         return PeerError(self.name, f"does not answer: {reason}", "check that llmgw server runs, and --admin")
 
     @contextmanager

@@ -31,6 +31,7 @@ def follow(client: AdminClient, parts: tuple[str, ...], show: Callable[[dict[str
     """
     import trio
 
+    client.get("whoami")  # a WebSocket that cannot be opened says less of why
     trio.run(_follow, client, parts, show, as_json)
 
 

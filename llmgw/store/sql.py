@@ -75,7 +75,8 @@ class SqlStore:
         try:
             await self._db.backup(path)
         except (OSError, sqlite3.Error) as failed:
-            raise StoreError(str(path), f"no backup can be written: {failed}", "make room, or name another") from failed
+            reason = getattr(failed, "strerror", None) or failed
+            raise StoreError(str(path), f"no backup can be written: {reason}", "make room, or name another") from failed
 
     @property
     def identities(self) -> SqlIdentityStore:

@@ -18,7 +18,7 @@ from llmgw.store.database import Connection, StoreError
 from llmgw.store.postgres import PostgresDatabase
 from llmgw.store.schema import APPLICATION_ID, VERSION
 from llmgw.store.sql import SqlStore
-from llmgw.store.sqlite import SqliteDatabase, said
+from llmgw.store.sqlite import SqliteDatabase
 
 EPOCHS = 1000
 """A restored store goes on this much later than it was: agents refuse an epoch below the highest that they saw, and
@@ -83,7 +83,8 @@ def looked_at(backup: Path) -> None:
         finally:
             connection.close()
     except sqlite3.Error as failed:
-        raise said(str(backup), failed) from failed
+        remedy = "name what llmgw server backup made, or another one"
+        raise StoreError(str(backup), f"is no backup that can be read: {failed}", remedy) from failed
 
 
 async def restore_sqlite(backup: Path, path: Path, stamp: str) -> Path | None:

@@ -295,8 +295,8 @@ async def test_a_watch_of_nobody_and_one_that_may_not(tmp_path: Path) -> None:
     nobody = Admin(1, Picture())
     code, said = await ctl(nobody, tmp_path, "status", "--watch")
     assert code == 3
-    assert "127.0.0.1:1: does not answer: " in said
-    assert "Connection refused. check that llmgw server runs, and --admin" in said
+    remedy = "check that llmgw server runs, and --admin"
+    assert f"admin API at 127.0.0.1:1: does not answer: Connection refused. {remedy}" in said
     async with admin() as it:
         (tmp_path / "wrong").write_text("llmgw_admin_0.x")
         (tmp_path / "wrong").chmod(0o600)

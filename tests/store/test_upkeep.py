@@ -173,7 +173,7 @@ async def test_what_is_no_backup_is_not_restored(tmp_path: Path) -> None:
     raw.close()
     for backup, why in (
         (tmp_path / "missing", "is no file"),
-        (text, "is damaged"),
+        (text, "is no backup that can be read: file is not a database"),
         (newer, f"has schema {schema.VERSION + 1}, this llmgw knows {schema.VERSION}"),
     ):
         with pytest.raises(StoreError, match=why):
