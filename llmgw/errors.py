@@ -24,7 +24,8 @@ class LlmgwError(Exception):
 
     def __str__(self) -> str:
         text = f"{self.thing}: {self.reason}"
-        return f"{text}. {self.remedy}" if self.remedy else text
+        end = "" if text.endswith(("?", "!", ".")) else "."
+        return f"{text}{end} {self.remedy}" if self.remedy else text
 
 
 class OperatorError(LlmgwError):

@@ -49,7 +49,7 @@ def folder_of(state_dir: Path, shard: str, generation: int, *, previous: bool) -
                 found.append((number, folder.stat().st_mtime, folder))
     if not found:
         which = f"a start before number {generation}" if previous else f"start {generation}"
-        raise OperatorError(f"log of {shard}", f"of {which} there is none on this node any more")
+        raise OperatorError(f"the log of {shard}", f"of {which} is not on this node any more")
     return max(found)[2]
 
 

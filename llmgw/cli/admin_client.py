@@ -6,6 +6,7 @@ import http.client
 import json
 import os
 import shutil
+import socket
 import ssl
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -93,6 +94,21 @@ class AdminClient:
         """What it is called in errors."""
         return f"admin API at {self.host}:{self.port}"
 
+    def away(self, failed: BaseException) -> PeerError:
+        """What to say of a connection that could not be made, or that broke."""
+        causes = [failed]
+        while (deeper := _cause(causes[-1])) is not None:
+            causes.append(deeper)
+        for cause in causes:
+            if isinstance(cause, ssl.SSLCertVerificationError):
+                reason = f"has a certificate that is not trusted: {cause.verify_message}"
+                return PeerError(self.name, reason, "name its CA in a context: llmgw ctl context add --ca")
+        first = causes[-1]
+        reason = getattr(first, "strerror", None) or str(first) or type(first).__name__
+        if isinstance(first, OSError) and first.errno and not isinstance(first, ssl.SSLError | socket.gaierror):
+            reason = os.strerror(first.errno)  # trio says to which address, which stands there already
+        return PeerError(self.name, f"does not answer: {reason}", "check that llmgw server runs, and --admin")
+
     @contextmanager
     def _answer(
         self, method: str, path: str, body: bytes | None, timeout_s: float
@@ -131,16 +147,8 @@ class AdminClient:
         try:
             connection.request(method, f"/api/v1/{path}", body, fields)
             yield connection.getresponse()
-        except ssl.SSLCertVerificationError as failed:
-            raise PeerError(
-                self.name, f"has a certificate that is not trusted: {failed.verify_message}",
-                "name its CA in a context: llmgw ctl context add --ca",
-            ) from failed  # fmt: skip
         except (OSError, http.client.HTTPException) as failed:
-            reason = getattr(failed, "strerror", None) or str(failed) or type(failed).__name__
-            raise PeerError(
-                self.name, f"does not answer: {reason}", "check that llmgw server runs, and --admin"
-            ) from failed
+            raise self.away(failed) from failed
         finally:
             connection.close()
 
@@ -182,6 +190,11 @@ class AdminClient:
         return value
 
 
+def _cause(failed: BaseException) -> BaseException | None:
+    """What an exception comes from: of a group, which is of attempts at one address after the other, the last one's."""
+    return failed.exceptions[-1] if isinstance(failed, BaseExceptionGroup) else failed.__cause__
+
+
 def client_of(ctx: click.Context) -> AdminClient:
     """The client that the options of ``llmgw ctl`` lead to. Raises as :func:`connect` does."""
     return connect(*ctx.obj)
@@ -202,6 +215,11 @@ def connect(admin: str | None, token_file: Path | None, config: Path | None, con
         return of_context(contexts.load().named(context))
     if config is None and (admin is None or token_file is None):
         config = next((path for path in _DEFAULT_CONFIGS if path.exists()), None)
+        if config is None and given:
+            has, lacks = ("--admin", "--token-file") if token_file is None else ("--token-file", "--admin")
+            raise OperatorError(
+                has, f"is given without {lacks}, and there is no server.yaml here", f"give {lacks} as well"
+            )
         if config is None:
             raise OperatorError(
                 "llmgw ctl",

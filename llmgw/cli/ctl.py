@@ -39,8 +39,9 @@ def command(
 ) -> None:
     """Ask the control plane what runs where, and why.
 
-    Exit codes: 0 answered, 1 the answer is bad news (status --exit-code, plan), 2 wrong usage or refused, 3 the control
-    plane does not answer.
+    Exit codes: 0 answered, 1 the answer is bad news (status --exit-code, plan, audit verify, doctor, node drain --wait)
+    or was not confirmed, 2 wrong usage or refused, 3 the control plane does not answer, 4 somebody else changed the
+    settings meanwhile (config).
     """
     ctx.obj = (admin, token_file, config, context_name)
 
@@ -108,6 +109,7 @@ def _show_nodes(answer: dict[str, Any]) -> None:
             ]
             for n in answer["nodes"]
         ],
+        empty="no node has ever registered; start `llmgw agent` on one",
         state_column=1,
     )
     for node in answer["nodes"]:
@@ -124,8 +126,6 @@ def _show_nodes(answer: dict[str, Any]) -> None:
                 echo(f"{node['id']} {device['label']}: {fault['reason']}. {fault['remedy']}".rstrip(". ") + ".")
         for warning in node["inventory"]["warnings"]:
             echo(f"{node['id']}: {warning['reason']}. {warning['remedy']}".rstrip(". ") + ".")
-    if not answer["nodes"]:
-        echo("no node has ever registered; start `llmgw agent` on one")
     say_brake(answer)
 
 
@@ -144,6 +144,7 @@ def show_models(models: list[dict[str, Any]], now: float) -> None:
             ]
             for m in models
         ],
+        empty="no model is offered; add one with llmgw ctl config edit",
         state_column=1,
     )
     for model in models:
@@ -211,6 +212,7 @@ def _show_replicas(answer: dict[str, Any]) -> None:
             for replica in answer["replicas"]
             for r in (replica, *_ranks(replica))
         ],
+        empty="no replica is placed; llmgw ctl models says what is wanted, and why it has no place",
         state_column=1,
     )
     for replica in answer["replicas"]:
@@ -249,9 +251,18 @@ def status(ctx: click.Context, as_json: bool, exit_code: bool, watch: bool) -> N
         ctx.exit(1)
 
 
+def role_of(answer: dict[str, Any]) -> str:
+    """What a control plane is among others, by its status."""
+    if not answer["control_plane"]:
+        return "router only"
+    if not answer["leads"]:
+        return f"control plane that follows {answer['leader']}" if answer["leader"] else "control plane; nobody leads"
+    return "control plane that leads" if answer["leader"] else "control plane"
+
+
 def _show_status(answer: dict[str, Any]) -> None:
     now = answer["now"]
-    role = "control plane" if answer["control_plane"] else "router only"
+    role = role_of(answer)
     echo(f"llmgw {answer['version']}, {role}, cluster {answer['cluster']}, epoch {answer['epoch']}, "
                f"up {ago(answer['started'], now)}")  # fmt: skip
     router = answer["router"]

@@ -7,6 +7,8 @@ import click
 from llmgw.cli.admin_client import client_of
 from llmgw.cli.ctl_identity import when
 from llmgw.cli.terminal import echo, echo_json, table
+from llmgw.cli.values import noted_row
+from llmgw.store.audit import Noted
 
 _as_json = click.option("--json", "as_json", is_flag=True, help="The admin API's answer as it is.")
 _VERIFY_S = 300.0
@@ -36,25 +38,32 @@ def audit(ctx: click.Context, limit: int, before: int | None, as_json: bool) -> 
             [str(r["seq"]), when(r["at"]), r["by"], r["action"], r["object"], r["reason"], r["detail"]]
             for r in answer["rows"]
         ],
+        empty="nothing yet" if before is None else f"nothing before row {before}",
     )
-    if not answer["rows"]:
-        echo("nothing yet")
 
 
 @audit.command()
+@click.option("--noted", callback=noted_row, metavar="SEQ:DIGEST", help="This row has to be there still.")
 @_as_json
 @click.pass_context
-def verify(ctx: click.Context, as_json: bool) -> None:
+def verify(ctx: click.Context, noted: Noted | None, as_json: bool) -> None:
     """Whether every row is there as it was written.
 
-    The digest that is printed stands for all rows up to that one: note it down elsewhere, and a history that was
-    written anew is found too. Exit codes: 0 intact, 1 not.
+    The rows alone cannot show that the newest ones were removed, or all of them written anew. So what stands for all
+    rows up to the newest is printed: note it down where whoever could change the store cannot, and give it to --noted
+    the next time. Exit codes: 0 intact, 1 not.
+
+    \b
+    llmgw ctl audit verify --noted 1204:9c1f…
     """
-    answer = client_of(ctx).get("audit/verify", _VERIFY_S)
+    query = "" if noted is None else f"?noted={noted}"
+    answer = client_of(ctx).get(f"audit/verify{query}", _VERIFY_S)
     if as_json:
         echo_json(answer)
     elif answer["intact"]:
-        echo(f"intact: {answer['rows'] or 0} rows" + (f", digest {answer['digest']}" if answer["rows"] else ""))
+        echo(f"intact: {answer['rows'] or 0} rows" + ("" if noted is None else f", row {noted.seq} as it was noted"))
+        if answer["newest"]:
+            echo(f"to be noted: {answer['newest']}")
     else:
         echo(f"not intact: {answer['wrong']}")
     if not answer["intact"]:

@@ -17,7 +17,7 @@ import click
 from llmgw.cli.admin_client import AdminClient, Refused, client_of
 from llmgw.cli.ctl import command
 from llmgw.cli.settings_words import say_check, say_diff, say_faults, say_file, say_stale
-from llmgw.cli.terminal import ago, echo, echo_json, table
+from llmgw.cli.terminal import ago, echo, echo_json, say, table
 from llmgw.errors import OperatorError, PeerError
 from llmgw.link.keyfile import replace
 from llmgw.settings.edit import Set, Unset, edited, get
@@ -147,16 +147,25 @@ def edit(ctx: click.Context, /, **how: Any) -> None:
         if not (sys.stdin.isatty() or os.environ.get("VISUAL") or os.environ.get("EDITOR")):
             raise OperatorError("llmgw ctl config edit", "no editor can be opened here: this is no terminal",
                                 "set EDITOR to a program, or use llmgw ctl config set or import")  # fmt: skip
-        changed = click.edit(text, extension=".yaml", require_save=True)
+        try:
+            changed = click.edit(text, extension=".yaml", require_save=True)
+        except click.ClickException as failed:
+            if text != answer["text"]:
+                _keep(text)
+            raise OperatorError(
+                "llmgw ctl config edit", failed.format_message(), "set EDITOR to a program that runs here"
+            ) from failed
         if changed is None or changed == answer["text"]:
-            echo("nothing was changed")
+            say(_check(client, answer["text"]), "nothing was changed", as_json=how["as_json"])
             return
         text = changed
         found = _check(client, text)
         if found["ok"]:
             break
         say_faults(found["faults"], "settings")
-        if not sys.stdin.isatty() or not click.confirm("open it again?", default=True):
+        if not sys.stdin.isatty() or not click.confirm("open it again?", default=True, err=True):
+            if how["as_json"]:
+                echo_json(found)
             _keep(text)
             ctx.exit(EXIT_REFUSED)
     try:
@@ -237,7 +246,11 @@ def history(ctx: click.Context, limit: int, before: int | None, as_json: bool) -
         ]
         for r in answer["revisions"]
     ]  # fmt: skip
-    table(["REVISION", "AT", "AGE", "BY", "WHY"], rows)
+    table(
+        ["REVISION", "AT", "AGE", "BY", "WHY"],
+        rows,
+        empty="none is stored" if before is None else f"none before {before}",
+    )
 
 
 @config.command()
@@ -343,8 +356,8 @@ def _apply(
     if not how["yes"]:
         if not sys.stdin.isatty():
             raise OperatorError("llmgw ctl config", "nobody can be asked here", "look with --dry-run, then add --yes")
-        if not click.confirm(f"change revision {base} to this?", err=quiet):
-            echo("nothing was changed", err=quiet)
+        if not click.confirm(f"change revision {base} to this?", err=True):
+            echo("nothing was changed", err=True)
             ctx.exit(1)
     try:
         body = {"base": base, "reason": how["reason"]}
@@ -359,7 +372,7 @@ def _apply(
         merge, newest = refused.answer["merge"], refused.answer["newest"]
         question = f"make your changes on revision {newest['revision']} instead?"
         together = None if quiet or merge is None or back_to is not None else merge["merged"]
-        if together is not None and sys.stdin.isatty() and click.confirm(question):
+        if together is not None and sys.stdin.isatty() and click.confirm(question, err=True):
             _apply(ctx, client, newest, together, how | {"base": None, "yes": False})
             return
         ctx.exit(EXIT_STALE)

@@ -39,6 +39,7 @@ def list_contexts(as_json: bool) -> None:
     table(
         ["", "CONTEXT", "ADDRESS"],
         [["*" if n == found.current else "", n, c.address] for n, c in sorted(found.contexts.items())],
+        empty="there is none; see llmgw ctl context add --help",
     )
 
 

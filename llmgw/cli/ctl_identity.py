@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 import time
 from urllib.parse import quote
 
@@ -12,16 +11,7 @@ from llmgw.cli.admin_client import client_of
 from llmgw.cli.completion import names
 from llmgw.cli.ctl import _as_json, command
 from llmgw.cli.terminal import ago, echo, echo_json, say, table
-
-_UNITS = {"": 1, "s": 1, "m": 60, "h": 3600, "d": 86400}
-
-
-def seconds(_ctx: click.Context, _param: click.Parameter, value: str) -> float:
-    """A length of time: ``90s``, ``15m``, ``2h``, ``1d``."""
-    match = re.fullmatch(r"([0-9]+(?:\.[0-9]+)?)([smhd]?)", value)
-    if match is None:
-        raise click.BadParameter(f"{value} is no length of time; such as 90s, 15m, 2h")
-    return float(match[1]) * _UNITS[match[2]]
+from llmgw.cli.values import seconds
 
 
 def when(at: float | None) -> str:
@@ -70,10 +60,9 @@ def list_tokens(ctx: click.Context, as_json: bool) -> None:
             [t["id"], t["node"], t["state"], when(t["created"]), when(t["expires"]), t["used_from"]]
             for t in answer["tokens"]
         ],
+        empty="no token was ever made; see llmgw ctl token create",
         state_column=2,
     )
-    if not answer["tokens"]:
-        echo("no token was ever made; see llmgw ctl token create")
 
 
 @token.command("revoke")
@@ -129,9 +118,8 @@ def list_denied(ctx: click.Context, as_json: bool) -> None:
     table(
         ["KIND", "VALUE", "SINCE", "REASON", "BY"],
         [[d["kind"], d["value"], when(d["at"]), d["reason"], d["by"]] for d in answer["denied"]],
+        empty="nobody is denied",
     )
-    if not answer["denied"]:
-        echo("nobody is denied")
 
 
 @deny.command("lift")
@@ -164,9 +152,8 @@ def identities(ctx: click.Context, events: int | None, as_json: bool) -> None:
         table(
             ["WHEN", "WHAT", "NODE", "BY", "DETAIL"],
             [[when(e["at"]), e["kind"], e["node"], e["by"], e["detail"]] for e in answer["events"]],
+            empty="nothing yet",
         )
-        if not answer["events"]:
-            echo("nothing yet")
         return
     answer = client_of(ctx).get("identities")
     if as_json:
@@ -186,6 +173,5 @@ def identities(ctx: click.Context, events: int | None, as_json: bool) -> None:
             [n["node"], n["serial"], when(n["not_after"]), n["key"], f"{ago(n['at'], answer['now'])} ago"]
             for n in answer["nodes"]
         ],
+        empty="no node has ever connected",
     )
-    if not answer["nodes"]:
-        echo("no node has ever connected")

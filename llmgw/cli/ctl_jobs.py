@@ -29,13 +29,12 @@ def _show(answer: dict[str, Any], as_json: bool) -> None:
             [j["id"], j["state"], ago(j["since"], now), j["node"], f"{j['kind']} {j['subject']}", j["says"]]
             for j in answer["jobs"]
         ],
+        empty="no job was ever begun; see llmgw ctl fetch and llmgw ctl install",
         state_column=1,
     )
     for job in answer["jobs"]:
         if job["remedy"]:
             echo(f"{job['id']}: {job['remedy']}")
-    if not answer["jobs"]:
-        echo("no job was ever begun; see llmgw ctl fetch and llmgw ctl install")
 
 
 @command.command()

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 import time
 from collections.abc import Callable
 from datetime import UTC, datetime
@@ -13,38 +12,12 @@ import click
 
 from llmgw.cli.admin_client import client_of
 from llmgw.cli.terminal import ago, agreed, echo, echo_json, table
-from llmgw.errors import OperatorError
+from llmgw.cli.values import NO_LIMIT, limit, moment, seconds
 from llmgw.settings.keys import Period
 
 _Command = TypeVar("_Command", bound=Callable[..., Any])
 
-_UNITS = {"s": 1, "m": 60, "h": 3600, "d": 86400, "w": 7 * 86400}
-_NO_LIMIT = "none"
-
 _as_json = click.option("--json", "as_json", is_flag=True, help="The admin API's answer as it is.")
-
-
-def seconds(text: str) -> float:
-    """``90s``, ``30m``, ``12h``, ``90d`` or ``4w`` as seconds. Raises :class:`OperatorError`."""
-    match = re.fullmatch(r"([0-9]{1,6})([smhdw])", text)
-    if match is None:
-        raise OperatorError(f"{text[:40]!r}", "is not a time", "write a number and s, m, h, d or w, such as 90d")
-    return int(match[1]) * _UNITS[match[2]]
-
-
-def _moment(text: str) -> float:
-    """A time from now, or a day (its beginning, UTC), as epoch seconds."""
-    try:
-        return datetime.fromisoformat(text).replace(tzinfo=UTC).timestamp()
-    except ValueError:
-        return time.time() + seconds(text)
-
-
-def _number(text: str, kind: type[int] | type[float]) -> float:
-    try:
-        return kind(text.replace("_", ""))
-    except ValueError:
-        raise OperatorError(f"{text[:40]!r}", "is not a number", f"write a number, or {_NO_LIMIT}") from None
 
 
 _TERMS = (
@@ -53,14 +26,18 @@ _TERMS = (
     click.option("--tag", "tags", multiple=True, metavar="TEXT", help="A remark of your own; may be repeated."),
     click.option("--model", "models", multiple=True, metavar="PATTERN",
                  help="A model that it may use, or a pattern with *; may be repeated. [default: all]"),
-    click.option("--rpm", "requests_per_minute", metavar="N", help="Requests in any 60 s."),
-    click.option("--tpm", "tokens_per_minute", metavar="N", help="Tokens in any 60 s, prompts and answers."),
-    click.option("--concurrent", metavar="N", help="Requests under way at once, streams included."),
-    click.option("--budget-tokens", metavar="N", help="Tokens in a budget period."),
-    click.option("--budget-cost", metavar="X", help="Cost in a budget period, in the unit of router.prices."),
+    click.option("--rpm", "requests_per_minute", callback=limit(int), metavar="N", help="Requests in any 60 s."),
+    click.option("--tpm", "tokens_per_minute", callback=limit(int), metavar="N",
+                 help="Tokens in any 60 s, prompts and answers."),
+    click.option("--concurrent", callback=limit(int), metavar="N",
+                 help="Requests under way at once, streams included."),
+    click.option("--budget-tokens", callback=limit(int), metavar="N", help="Tokens in a budget period."),
+    click.option("--budget-cost", callback=limit(float), metavar="X",
+                 help="Cost in a budget period, in the unit of router.prices."),
     click.option("--budget-period", type=click.Choice([p.value for p in Period]),
                  help="When the budget begins anew (UTC). [default: month]"),
-    click.option("--expires", metavar="WHEN", help="In so long (90d, 12h), or on a day (2027-01-31)."),
+    click.option("--expires", callback=moment(1), metavar="WHEN",
+                 help="In so long (90d, 12h), or on a day (2027-01-31)."),
 )  # fmt: skip
 
 
@@ -77,16 +54,10 @@ def _body(given: dict[str, Any]) -> dict[str, Any]:
         match name, value:
             case _, None | ():
                 continue
-            case _, str() if value == _NO_LIMIT and name not in ("name", "owner"):
+            case _, str() if value == NO_LIMIT and name not in ("name", "owner"):
                 body[name] = None
             case "tags" | "models", _:
                 body[name] = list(value)
-            case "expires", _:
-                body[name] = _moment(value)
-            case "budget_cost", _:
-                body[name] = _number(value, float)
-            case "requests_per_minute" | "tokens_per_minute" | "concurrent" | "budget_tokens", _:
-                body[name] = _number(value, int)
             case _:
                 body[name] = value
     return body
@@ -117,7 +88,7 @@ def _until(key: dict[str, Any]) -> str:
     return datetime.fromtimestamp(key["expires"], UTC).strftime("%Y-%m-%d %H:%M")
 
 
-def _show(rows: list[dict[str, Any]]) -> None:
+def _show(rows: list[dict[str, Any]], empty: str = "") -> None:
     now = time.time()
     table(
         ["KEY", "STATE", "AGE", "EXPIRES", "OWNER", "NAME", "MODELS", "LIMITS"],
@@ -126,6 +97,7 @@ def _show(rows: list[dict[str, Any]]) -> None:
              limits_of(k)]
             for k in rows
         ],
+        empty=empty,
         state_column=1,
     )  # fmt: skip
 
@@ -187,11 +159,9 @@ def list_(ctx: click.Context, owner: str | None, every: bool, as_json: bool) -> 
     if as_json:
         echo_json({"keys": shown})
         return
-    _show(shown)
+    _show(shown, "" if answer["keys"] else "there is no key; see llmgw ctl keys create --help")
     if hidden := len(answer["keys"]) - len(shown):
         echo(f"{hidden} more are not shown; see --all" if owner is None else f"{hidden} others")
-    if not answer["keys"]:
-        echo("there is no key; see llmgw ctl keys create --help")
 
 
 @keys.command()
@@ -233,14 +203,14 @@ def set_(ctx: click.Context, /, key: str, as_json: bool, **given: Any) -> None:
 
 @keys.command()
 @click.argument("key")
-@click.option("--keep-old", default="0s", show_default=True, metavar="TIME",
+@click.option("--keep-old", callback=seconds, default="0s", show_default=True, metavar="TIME",
               help="For how long the old secret is good as well: 1h, 7d.")  # fmt: skip
 @_as_json
 @click.pass_context
-def rotate(ctx: click.Context, key: str, keep_old: str, as_json: bool) -> None:
+def rotate(ctx: click.Context, key: str, keep_old: float, as_json: bool) -> None:
     """Give a key a new secret. Its id, limits and what it used stay."""
     path = f"keys/{quote(_id_of(key), safe='')}/rotate"
-    _done(client_of(ctx).post(path, {"keep_old_s": seconds(keep_old)}), as_json, "rotated")
+    _done(client_of(ctx).post(path, {"keep_old_s": keep_old}), as_json, "rotated")
 
 
 @keys.command()

@@ -8,8 +8,9 @@ import click
 
 from llmgw.cli.admin_client import client_of
 from llmgw.cli.ctl import _as_json, command
-from llmgw.cli.ctl_identity import seconds, when
+from llmgw.cli.ctl_identity import when
 from llmgw.cli.terminal import echo, echo_json, say, table
+from llmgw.cli.values import seconds
 
 
 @command.group("admin-token")
@@ -49,6 +50,7 @@ def list_tokens(ctx: click.Context, as_json: bool) -> None:
             [t["id"], t["name"], t["role"], t["state"], when(t["expires"]), when(t["used"]), t["by"]]
             for t in answer["tokens"]
         ],
+        empty="no token was ever made but the one in admin.token; see llmgw ctl admin-token create",
         state_column=3,
     )
 

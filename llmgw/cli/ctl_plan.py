@@ -80,11 +80,12 @@ def _show(answer: dict[str, Any], asked: str | None) -> None:
     concerned = [m for m in answer["models"] if _differs(m) or m["name"] == asked or m["name"] in answer["lacking"]]
     if concerned:
         echo()
-        table(["MODEL", "CHANGE", "WANTED", "PLACED", "ON"], [_model(m) for m in concerned])
+        table(["MODEL", "CHANGE", "WANTED", "PLACED", "ON"], [_model(m) for m in concerned], empty="")
     echo()
     table(
         ["DEVICE CLASS", "DEVICES", "USED NOW", "USED THEN", "FREE THEN"],
         [[c["device_class"], *(str(c[k]) for k in ("total", "before", "after", "free"))] for c in answer["classes"]],
+        empty="no node has a device",
     )
     for told in answer["elsewhere"]:
         if told["candidates"]:
@@ -107,7 +108,7 @@ def show_moves(steps: list[dict[str, Any]]) -> None:
         echo("nothing is placed, stopped or moved")
         return
     rows = [row for step in steps for row in _step(step)]
-    table(["WHEN", "WHAT", "REPLICA", "WHERE", "WHY"], rows[:_MOST_MOVES])
+    table(["WHEN", "WHAT", "REPLICA", "WHERE", "WHY"], rows[:_MOST_MOVES], empty="")
     if len(rows) > _MOST_MOVES:
         echo(f"… and {len(rows) - _MOST_MOVES} more, see --json")
 

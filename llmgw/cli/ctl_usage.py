@@ -2,36 +2,43 @@
 
 from __future__ import annotations
 
-from datetime import UTC, datetime, timedelta
+from datetime import UTC, datetime
 from typing import Any
 from urllib.parse import urlencode
 
 import click
 
 from llmgw.cli.admin_client import client_of
-from llmgw.cli.ctl_keys import seconds
 from llmgw.cli.terminal import echo, echo_json, table
+from llmgw.cli.values import moment
 
 
-def _day(text: str) -> str:
-    """A day, or the day that was so long ago."""
-    try:
-        return datetime.fromisoformat(text).date().isoformat()
-    except ValueError:
-        return (datetime.now(UTC) - timedelta(seconds=seconds(text))).date().isoformat()  # noqa: TID251
+def _day(at: float) -> str:
+    return datetime.fromtimestamp(at, UTC).date().isoformat()
 
 
 @click.command()
 @click.option("--key", help="Only what this key used.")
 @click.option("--owner", help="Only what the keys of this owner used.")
 @click.option("--model", help="Only of this model.")
-@click.option("--since", metavar="WHEN", help="From a day on (2026-12-01), or so long ago (7d). [default: 30d]")
+@click.option(
+    "--since",
+    callback=moment(-1),
+    metavar="WHEN",
+    help="From a day on (2026-12-01), or so long ago (7d). [default: 30d]",
+)
 @click.option("--by", default="key,model", show_default=True, metavar="WORDS",
               help="What the rows are: key, owner, model, day, or several with commas.")  # fmt: skip
 @click.option("--json", "as_json", is_flag=True, help="The admin API's answer as it is.")
 @click.pass_context
 def usage(
-    ctx: click.Context, key: str | None, owner: str | None, model: str | None, since: str | None, by: str, as_json: bool
+    ctx: click.Context,
+    key: str | None,
+    owner: str | None,
+    model: str | None,
+    since: float | None,
+    by: str,
+    as_json: bool,
 ) -> None:
     """Requests and tokens, by the engines' own count.
 
@@ -58,5 +65,6 @@ def usage(
              f"{r['prompt']}", f"{r['completion']}", f"{r['cost']:g}" if r["cost"] else ""]
             for r in answer["usage"]
         ],
+        empty="",
     )  # fmt: skip
     echo(f"\n{answer['since']} to {answer['until']} (UTC)" + ("" if answer["usage"] else ": nothing was used"))

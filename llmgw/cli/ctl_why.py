@@ -54,6 +54,7 @@ def why(ctx: click.Context, name: str, limit: int, as_json: bool) -> None:
             [ago(d["at"], now), d["kind"], d["replica"] or d["model"], few(d["nodes"]), d["reason"]]
             for d in answer["decisions"]
         ],
+        empty="",
     )
 
 

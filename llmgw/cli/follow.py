@@ -26,10 +26,12 @@ _CLEAR = "\x1b[H\x1b[2J"
 def follow(client: AdminClient, parts: tuple[str, ...], show: Callable[[dict[str, Any]], None], as_json: bool) -> None:
     """Show these parts of the cluster. With ``as_json`` each message is a line: a snapshot, then changes.
 
-    Raises :class:`OperatorError` when the control plane refuses; when it goes away it is tried again.
+    Raises :class:`OperatorError` when the control plane refuses, and :class:`PeerError` when it does not answer at
+    first; one that goes away later is tried again.
     """
     import trio
 
+    client.get("whoami")  # a WebSocket that cannot be opened says less of why
     trio.run(_follow, client, parts, show, as_json)
 
 
@@ -43,7 +45,7 @@ async def _follow(
     host = f"[{client.host}]" if ":" in client.host else client.host
     url = f"{scheme}://{host}:{client.port}/api/v1/watch?parts={','.join(parts)}"
     headers = [(b"authorization", f"Bearer {client.token}".encode())] if client.token else []
-    wait = _FIRST_S
+    wait, told_once = _FIRST_S, False
     while True:
         reason = "the connection broke"
         try:
@@ -54,20 +56,23 @@ async def _follow(
                 picture: dict[str, Any] = {}
                 while True:
                     told = json.loads(await socket.get_message())
-                    wait = _FIRST_S
+                    wait, told_once = _FIRST_S, True
                     if as_json:
                         echo(json.dumps(told))
                         continue
                     picture = told if told["type"] == "snapshot" else applied(picture, told, _DECISIONS)
                     _draw({**picture, "now": told["now"]}, show)
         except ConnectionRejected as refused:
-            reason = _said(refused.body, f"it answered {refused.status_code}")
+            reason, remedy = _said(refused.body, f"it answered {refused.status_code}")
             if refused.status_code < 500:
-                raise OperatorError(client.name, reason) from refused
+                raise OperatorError(client.name, reason, remedy) from refused
         except ConnectionClosed as closed:
             reason = (closed.reason.reason if closed.reason else None) or reason
         except (HandshakeError, OSError, trio.BrokenResourceError) as failed:
-            reason = str(failed) or type(failed).__name__
+            away = client.away(failed)
+            if not told_once:
+                raise away from failed
+            reason = away.reason
         echo(f"{client.name}: {reason}; trying again in {wait:g} s", err=True)
         await trio.sleep(wait)
         wait = min(_LONGEST_S, 2 * wait)
@@ -81,9 +86,10 @@ def _draw(picture: dict[str, Any], show: Callable[[dict[str, Any]], None]) -> No
     show(picture)
 
 
-def _said(body: bytes | None, usual: str) -> str:
+def _said(body: bytes | None, usual: str) -> tuple[str, str]:
+    """The reason and the remedy of an answer."""
     try:
-        reason: str = json.loads(body or b"")["error"]["reason"]
-    except (ValueError, KeyError, TypeError):
-        return usual
-    return reason
+        said = json.loads(body or b"")["error"]
+        return str(said["reason"]), str(said.get("remedy", ""))
+    except (ValueError, KeyError, TypeError, AttributeError):
+        return usual, ""

@@ -99,7 +99,7 @@ def show_inventory(inventory: Inventory, shards: Mapping[str, str]) -> None:
              _near(d), _load(d), _state(d, shards.get(d.uuid))]
             for d in inventory.devices
         ]  # fmt: skip
-        table(["DEVICE", "CLASS", "MEMORY USED", "PCI", "NUMA", "NEAREST ADAPTERS", "LOAD", "STATE"], rows)
+        table(["DEVICE", "CLASS", "MEMORY USED", "PCI", "NUMA", "NEAREST ADAPTERS", "LOAD", "STATE"], rows, empty="")
         for device in inventory.devices:
             for fault in device.faults:
                 if fault.remedy:
@@ -113,6 +113,7 @@ def show_inventory(inventory: Inventory, shards: Mapping[str, str]) -> None:
         table(
             ["ADAPTER", "KIND", "PORTS", "ROCE V2 GID", "INTERFACES", "FIRMWARE"],
             [[a.name, _kind(a), _ports(a), _gids(a), ", ".join(a.netdevs), a.firmware] for a in inventory.adapters],
+            empty="",
         )
     if inventory.fabrics:
         echo(f"\nFabrics  {len(inventory.fabrics)}")

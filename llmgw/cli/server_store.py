@@ -14,10 +14,12 @@ import trio
 
 from llmgw.cli.admin_client import connect
 from llmgw.cli.files import server_config
-from llmgw.cli.terminal import agreed, echo
+from llmgw.cli.terminal import agreed, echo, echo_json, say
+from llmgw.cli.values import noted_row
 from llmgw.durable import whole
 from llmgw.errors import OperatorError
 from llmgw.settings.daemon import ServerConfig
+from llmgw.store.audit import Noted
 from llmgw.store.folder import held
 from llmgw.store.opening import FILE, sqlite_store, store_of
 from llmgw.store.postgres import PostgresDatabase
@@ -25,12 +27,15 @@ from llmgw.store.sql import SqlStore
 from llmgw.store.upkeep import check as look
 from llmgw.store.upkeep import looked_at, restore_postgresql, restore_sqlite
 
+_as_json = click.option("--json", "as_json", is_flag=True, help="What it came to, as JSON.")
+
 
 @click.command()
 @click.argument("file", type=click.Path(path_type=Path))
 @click.option("--force", is_flag=True, help="Replace the file if it is there.")
+@_as_json
 @click.pass_context
-def backup(ctx: click.Context, file: Path, force: bool) -> None:
+def backup(ctx: click.Context, file: Path, force: bool, as_json: bool) -> None:
     """Write the whole store into FILE, as one state of everything.
 
     A server that runs goes on; it is asked for the backup over its admin API. FILE is a SQLite database, whichever
@@ -43,7 +48,8 @@ def backup(ctx: click.Context, file: Path, force: bool) -> None:
     if config.store is None and _runs(config):
         with whole(file) as new:
             size = connect(None, None, ctx.obj).save("backup", new)
-        echo(f"written: {file}, {size} bytes, by the server that runs")
+        said = f"written: {file}, {size} bytes, by the server that runs"
+        say({"file": str(file), "bytes": size, "by_server": True}, said, as_json=as_json)
         return
 
     async def work() -> None:
@@ -51,18 +57,21 @@ def backup(ctx: click.Context, file: Path, force: bool) -> None:
             await store.backup(file)
 
     trio.run(work)
-    echo(f"written: {file}, {file.stat().st_size} bytes")
+    size = file.stat().st_size
+    say({"file": str(file), "bytes": size, "by_server": False}, f"written: {file}, {size} bytes", as_json=as_json)
 
 
 @click.command()
 @click.argument("file", type=click.Path(path_type=Path))
 @click.option("--yes", is_flag=True, help="Do not ask.")
+@_as_json
 @click.pass_context
-def restore(ctx: click.Context, file: Path, yes: bool) -> None:
+def restore(ctx: click.Context, file: Path, yes: bool, as_json: bool) -> None:
     """Put the backup FILE in place of the store. What it replaces is kept, and where is said.
 
     No server may run on the store meanwhile. What was done since the backup is undone with it: a key that was revoked
-    since is good again. Engines that run are kept where the backup knows of them, and stopped where it does not.
+    since is good again. Engines that run are kept where the backup knows of them, and stopped where it does not. Exit
+    code 1 when it is not confirmed.
     """
     config = server_config(ctx.obj)
     folder = Path(config.state_dir)
@@ -75,14 +84,20 @@ def restore(ctx: click.Context, file: Path, yes: bool) -> None:
         else:
             kept = folder / f"postgresql.replaced-{stamp}"
             trio.run(restore_postgresql, file, PostgresDatabase(config.store, folder), kept)
+    if as_json:
+        echo_json({"restored": str(file), "kept": None if kept is None else str(kept)})
+        return
     echo(f"restored from {file}" + ("" if kept is None else f"; what was there is in {kept}"))
     echo("keys, tokens and the deny list are as they were then: look at llmgw ctl keys list and ctl deny list")
 
 
 @click.command()
 @click.option("--file", type=click.Path(path_type=Path), help="A backup, instead of the store.")
+@click.option("--noted", callback=noted_row, metavar="SEQ:DIGEST",
+              help="The audit has to have this row, which llmgw ctl audit verify printed.")  # fmt: skip
+@_as_json
 @click.pass_context
-def check(ctx: click.Context, file: Path | None) -> None:
+def check(ctx: click.Context, file: Path | None, noted: Noted | None, as_json: bool) -> None:
     """Read everything in the store, or in a backup, and say what is wrong with it.
 
     The store of a server that runs cannot be opened beside it: make a backup, and check that. Exit codes: 0 nothing is
@@ -91,7 +106,7 @@ def check(ctx: click.Context, file: Path | None) -> None:
 
     async def work(store: SqlStore) -> tuple[str, ...]:
         async with store as opened:
-            return await look(opened, lambda step: echo(f"  {step}", err=True))
+            return await look(opened, lambda step: echo(f"  {step}", err=True), noted)
 
     if file is None:
         config = server_config(ctx.obj)
@@ -103,11 +118,12 @@ def check(ctx: click.Context, file: Path | None) -> None:
     else:
         with _copy(file) as copy:
             wrong = trio.run(work, sqlite_store(copy))
-    for line in wrong:
+    if as_json:
+        echo_json({"ok": not wrong, "wrong": wrong})
+    for line in () if as_json else wrong or ("nothing is wrong",):
         echo(line)
     if wrong:
         ctx.exit(1)
-    echo("nothing is wrong")
 
 
 @contextmanager

@@ -70,8 +70,16 @@ def echo_json(value: Any) -> None:
     echo(json.dumps(value, indent=2))
 
 
-def table(headers: Sequence[str], rows: Sequence[Sequence[str]], *, state_column: int | None = None) -> None:
-    """A table; columns are never cut when the output is piped."""
+def table(
+    headers: Sequence[str], rows: Sequence[Sequence[str]], *, empty: str, state_column: int | None = None
+) -> None:
+    """A table; columns are never cut when the output is piped. ``empty`` is said when there are no rows."""
+    _draw(headers, rows, state_column)
+    if not rows and empty:
+        echo(empty)
+
+
+def _draw(headers: Sequence[str], rows: Sequence[Sequence[str]], state_column: int | None) -> None:
     rows = [[plain(text) for text in row] for row in rows]
     if not sys.stdout.isatty():
         widths = [max(len(r[i]) for r in (headers, *rows)) for i in range(len(headers))]

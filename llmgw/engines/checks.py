@@ -8,10 +8,9 @@ from llmgw.errors import OperatorError
 from llmgw.hardware.gpu import compute_capability
 from llmgw.hardware.inventory import Device, Fault
 from llmgw.settings.catalog import Profile
-from llmgw.settings.faults import dotted
+from llmgw.settings.faults import Rule, dotted
 from llmgw.settings.profile_rules import (
     MODEL_NAME,
-    Rule,
     adapters,
     arguments,
     arithmetic,

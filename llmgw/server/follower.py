@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Awaitable, Callable
 
 import trio
-from attrs import evolve
 
 from llmgw.errors import OperatorError, PeerError
 from llmgw.link.messages import NotLeader, Register
@@ -48,29 +47,45 @@ class Follower:
         self._clock = clock
         self._refresh = refresh
         self._table = Table()
+        self._written: dict[str, float] = {}
+        self._seen = -1
         self._log = logger("follower")
 
     async def run(self) -> None:
         """Follow the store until cancelled. A store that does not answer leaves everything as it is."""
-        seen = -1
         while True:
             try:
-                changes = await self._store.changes()
-                if changes != seen:
-                    await self.read()
-                    seen = changes
+                await self.look()
             except OperatorError as failed:
                 self._log.warning("the store cannot be read; routing goes on as it was", error=str(failed))
             await trio.sleep(_LOOK_S)
 
+    async def look(self) -> None:
+        """Take over what changed, and count as there what the leader heard not too long ago.
+
+        Raises :class:`OperatorError`.
+        """
+        self._hear()
+        changes = await self._store.changes()
+        if changes != self._seen:
+            await self.read()
+            self._seen = changes
+
+    def _hear(self) -> None:
+        """No agent talks to a follower, so that it would count nodes as silent from when it read of them."""
+        now = self._clock()
+        for node, written in self._written.items():
+            if now - written < _HEARD_S:
+                self.cluster.heard(node, now)
+
     async def read(self) -> None:
         """Take over what the store has. Raises :class:`OperatorError`."""
         now = self._clock()
-        rows = [
-            evolve(row, last_heard=now) if now - row.last_heard < _HEARD_S else row for row in await self._store.nodes()
-        ]
+        rows = await self._store.nodes()
         replicas, serial = await self._store.replicas()
         self.cluster.follow(rows, replicas, serial, await self._store.unplaced(), await self._store.scales())
+        self._written = {row.id: row.last_heard for row in rows}
+        self._hear()
         self.cluster.drains = await self._store.drains()
         await self._refresh()
         state = self.cluster.state(now)

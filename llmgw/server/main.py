@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 import signal
+import socket
 import sys
 import time
 from collections.abc import Iterator
@@ -21,46 +22,29 @@ from attrs import evolve
 from llmgw import __version__
 from llmgw.errors import OperatorError, first_error
 from llmgw.link.server import serve as serve_link
-from llmgw.router.counts import COUNTS_FOLDER
 from llmgw.router.table import Table
-from llmgw.router.workers import RouterWorkers
-from llmgw.server.agents import Agents
-from llmgw.server.cluster import Cluster, remembered
-from llmgw.server.doctors import Doctors
 from llmgw.server.follower import Follower
-from llmgw.server.identities import Identities
-from llmgw.server.identity_admin import IdentityAdmin
-from llmgw.server.jobs import Jobs
-from llmgw.server.keys import KeyBook
 from llmgw.server.leader import Leadership
-from llmgw.server.loads import Loads
-from llmgw.server.operations import Operations
-from llmgw.server.reconcile import Reconciler
+from llmgw.server.parts import Parts, put_together
 from llmgw.server.registry import table
 from llmgw.server.settings_book import SettingsBook
-from llmgw.server.status import Status
+from llmgw.server.signals import After, Signals
 from llmgw.settings.daemon import ServerConfig
 from llmgw.settings.document import Auth, Settings
 from llmgw.store.database import LostLeadError, StoreAwayError
 from llmgw.store.folder import held, instance_of
-from llmgw.store.identity import IdentityStore
 from llmgw.store.lease import Leader, Leases
 from llmgw.store.opening import store_of
 from llmgw.store.sql import SqlStore
 from llmgw.telemetry.collector import spare_what_is_loaded
 from llmgw.telemetry.logging import configure, logger
-from llmgw.telemetry.metrics import ControlPlaneMetrics
 from llmgw.telemetry.open_files import as_many_as_allowed
-from llmgw.web.access import Access
-from llmgw.web.admin_tls import AdminTlsContext, is_loopback, trust_domain
-from llmgw.web.api import app
-from llmgw.web.auth import token_of
+from llmgw.web.admin_tls import is_loopback
 from llmgw.web.serve import listen as listen_admin
 from llmgw.web.serve import serve as serve_admin
-from llmgw.web.watch import Watch
 
 _KILL_MARGIN_S = 2.0
-_STORE_AGAIN_S = 2.0
+_AGAIN_S = 2.0
 _ANSWER_S = 0.5
 
 
@@ -69,7 +53,7 @@ def run(config: ServerConfig) -> None:
     configure(config.log, "server")
     spare_what_is_loaded()
     as_many_as_allowed()
-    if trio.run(partial(_main, config), strict_exception_groups=True):
+    if trio.run(partial(_main, config), strict_exception_groups=True) is After.PROGRAM:
         # The same process, so that whoever started it keeps it in sight; what is on the disk by now is what runs. A
         # signal that comes before that listens for signals must not end it.
         for number in (signal.SIGUSR2, signal.SIGHUP):
@@ -77,45 +61,56 @@ def run(config: ServerConfig) -> None:
         os.execv(sys.executable, sys.orig_argv)  # noqa: S606
 
 
-async def _main(config: ServerConfig) -> bool:
-    """Whether another control plane is to take this one's place."""
-    folder = Path(config.state_dir)
-    with held(folder, "server"), first_error():
-        while True:
-            try:
-                async with store_of(config.store, folder) as store:
-                    server = Server(config, store, store.identities)
+async def _main(config: ServerConfig) -> After:
+    """What is to come once this program is over."""
+    with held(Path(config.state_dir), "server"), first_error():
+        async with trio.open_nursery() as nursery:
+            signals = Signals()
+            await nursery.start(signals.listen)
+            after = await _runs(config, signals)
+            nursery.cancel_scope.cancel(reason=signals.name)
+    return after
+
+
+async def _runs(config: ServerConfig, signals: Signals) -> After:
+    """One run of the daemon after the other, as it comes to lead or to follow, until one is the last."""
+    log = logger("server")
+    while not signals.stopping.is_set():
+        try:
+            with first_error():
+                async with store_of(config.store, Path(config.state_dir)) as store:
+                    server = Server(config, store, signals)
                     await server.run()
-                    return server.hands_over
-            except LostLeadError as lost:
-                logger("server").error("no longer the leader", reason=str(lost))
-                return True
-            except StoreAwayError as away:
-                # Others use it too: it comes back without us, and so may we. The router's workers go on meanwhile.
-                logger("server").error("the store cannot be used; trying again", error=str(away))
-            await trio.sleep(_STORE_AGAIN_S)
-    raise AssertionError("an error that nobody raised")
+            if server.after is not After.PART:
+                return server.after
+            continue
+        except LostLeadError as lost:
+            log.error("no longer the leader", reason=str(lost))
+        except StoreAwayError as away:
+            # Others use it too: it comes back without us, and so may we. The router's workers go on meanwhile.
+            log.error("the store cannot be used; trying again", error=str(away))
+        with trio.move_on_after(_AGAIN_S):
+            await signals.stopping.wait()
+    return signals.after
 
 
 class Server:
-    """One run of the daemon over an open store."""
+    """One run of the daemon over an open store. ``after`` says what is to come when it is over."""
 
-    def __init__(self, config: ServerConfig, store: SqlStore, identity_store: IdentityStore) -> None:
+    def __init__(self, config: ServerConfig, store: SqlStore, signals: Signals) -> None:
         self._config = config
         self._store = store
-        self._identity_store = identity_store
+        self._signals = signals
         self._log = logger("server")
-        self._stopping = trio.Event()
-        self._reload = trio.Event()
-        self._signal = ""
+        self._over = trio.Event()
+        self._reason = ""
         self._table = Table()
-        self._admin_tls: AdminTlsContext | None = None
-        self.hands_over = False
+        self.after = After.END
 
     async def run(self) -> None:
-        """Start everything, serve until SIGTERM or SIGINT, then stop everything.
+        """Start everything, serve until a signal or until its part among others is another, then stop everything.
 
-        After SIGUSR2 the router's workers are left as they are: ``hands_over`` says so then.
+        The router's workers are left as they are unless this is the end.
         """
         book = SettingsBook(self._store, Path(self._config.settings), time.time, link=self._config.link is not None)
         leadership = await self._leadership(book)
@@ -125,136 +120,94 @@ class Server:
 
     async def _serve(self, book: SettingsBook, leadership: Leadership | None) -> None:
         await book.start(records=leadership is None or leadership.leads)
-        settings = book.settings
-        control_plane = settings.needs_control_plane
-        started = time.time()
-        metrics = ControlPlaneMetrics()
-        epoch = None if leadership is None else leadership.epoch
-        cluster = await remembered(
-            self._store, settings, started, lambda: reconciler.wake(), book.revision, epoch=epoch
-        )
-        router = RouterWorkers(Path(self._config.state_dir), self._config.router, self._config.log)
-        keys = KeyBook(
-            self._store.keys,
-            router,
-            Path(self._config.state_dir) / COUNTS_FOLDER,
-            time.time,
-            lambda: cluster.settings.keys,
-        )
-        await keys.load()
-        router.serve_keys(keys)
-        cluster.full = router.fill
-        jobs = Jobs(
-            self._store, cluster.epoch, lambda: cluster.settings, cluster.nodes,
-            lambda node, commands: agents.dispatch(node, commands), time.time,
-        )  # fmt: skip
-        await jobs.load()
-        identities: Identities | None = None
-        if control_plane and self._config.link is not None:
-            identities = Identities(
-                self._config.link,
-                self._identity_store,
-                time.time,
-                lambda: agents.look_again(),
-                lambda node: agents.connected(node),
-            )
-            await identities.load()
-        doctors = Doctors(
-            cluster.epoch, cluster.nodes, cluster.linked, lambda node, commands: agents.dispatch(node, commands),
-            time.time, lambda: (c for m in cluster.settings.models for p in m.profiles for c in p.device_class),
-        )  # fmt: skip
-        agents = Agents(cluster, self._store, time.time, jobs, identities, doctors)
-        reconciler = Reconciler(cluster, self._store, agents, router.push, time.time, metrics, int(started))
-        status = Status(
-            cluster, self._store, router, metrics, lambda: book.revision, __version__, time.time, keys, leadership
-        )
-        listener = listen_admin(self._config.admin.listen)
-        admin = self._config.admin
-        tls = None if admin.tls is None else AdminTlsContext(admin.tls)
-        self._admin_tls = tls
-        access = Access(
-            token_of(Path(self._config.state_dir)),
-            self._store.people,
-            time.time,
-            trust_domain(self._config),
-            lambda chain: None if identities is None else identities.kept_out(chain),
-        )
-        watch = Watch(status, jobs, access)
-        loads = Loads(leadership, lambda load: cluster.loaded(load, time.time()))
+        parts = await put_together(self._config, self._store, book, leadership)
+        with listen_admin(self._config.admin.listen) as listener:
+            await self._serve_parts(parts, listener, book, leadership)
+        self._log.info("stopped", signal=self._reason)
 
-        async with trio.open_nursery() as root:
-            await root.start(self._signals)
-            if not control_plane:
-                self._route(cluster, router)
-            async with trio.open_nursery() as services:
-                # The router starts before the link: an adopted one gets its table from what the store remembers.
-                router.on_load(loads.own)
-                await services.start(router.run)
-                people = None if identities is None else IdentityAdmin(identities, cluster, agents, time.time)
-                operations = Operations(cluster, self._store, time.time, agents) if control_plane else None
-                history = self._store, Path(self._config.state_dir)
-                made = app(
-                    status, access, jobs, people, keys, history, doctors, operations, book, self._store.people, watch
-                )
-                await services.start(partial(serve_admin, made, listener, tls))
-                services.start_soon(watch.run)
-                self._warn_if_plain()
-                services.start_soon(keys.run)
-                self._warn_if_open(settings)
-                async with trio.open_nursery() as control:
-                    if leadership is not None:
-                        control.start_soon(keys.follow)
-                        control.start_soon(loads.run)
-                    if leadership is not None and not leadership.leads:
+    async def _serve_parts(
+        self, parts: Parts, listener: socket.socket, book: SettingsBook, leadership: Leadership | None
+    ) -> None:
+        async with trio.open_nursery() as services:
+            services.start_soon(self._stops)
+            if not parts.control_plane:
+                self._route(parts)
+            await self._start_services(services, parts, listener)
+            async with trio.open_nursery() as control:
+                await self._start_part(control, parts, book, leadership)
+                self._say_ready(parts, leadership)
+                await self._over.wait()
+                control.cancel_scope.cancel(reason=self._reason)
+            if leadership is not None and leadership.leads and self.after is After.END:
+                await leadership.release()
+            if self.after is After.END:
+                with self._step("router drained"):
+                    with trio.move_on_after(self._config.router.drain_s + _KILL_MARGIN_S):
+                        await parts.router.drain(self._config.router.drain_s)
+            services.cancel_scope.cancel(reason=self._reason)
 
-                        async def again() -> None:
-                            await book.refresh()
-                            await jobs.load()
-                            if identities is not None:
-                                await identities.reload()
+    async def _start_services(self, services: trio.Nursery, parts: Parts, listener: socket.socket) -> None:
+        """Start what any control plane does, whether it leads or not: routing, and the admin side."""
+        await services.start(parts.router.run)
+        await services.start(partial(serve_admin, parts.admin, listener, parts.admin_tls))
+        services.start_soon(parts.watch.run)
+        self._warn_if_plain()
+        services.start_soon(parts.keys.run)
+        self._warn_if_open(parts.cluster.settings)
 
-                        follower = Follower(
-                            self._store, cluster, lambda: leadership.known, router.push, time.time, again
-                        )
-                        control.start_soon(follower.run)
-                        if self._config.link is not None and identities is not None:
-                            control.start_soon(identities.run)  # whom people's certificates keep out, and our own
-                            gate = evolve(identities.gate(), join=None, renew=None, grace_s=0.0)
-                            await control.start(partial(serve_link, self._config.link, follower.turn_away, gate=gate))
-                    elif control_plane:
-                        assert self._config.link is not None
-                        assert identities is not None
-                        control.start_soon(identities.run)
-                        gate = identities.gate()
-                        await control.start(partial(serve_link, self._config.link, agents.serve, gate=gate))
-                        # Only from here on: a start that takes its time is nobody's silence.
-                        cluster.listens(time.time())
-                        control.start_soon(reconciler.run)
-                    book.use = partial(self._use, cluster, router)
-                    control.start_soon(self._start_anew, book)
-                    leads = leadership is None or leadership.leads
-                    control.start_soon(self._reloads, book if leads else None, identities)
-                    self._log.info(
-                        "ready",
-                        version=__version__,
-                        cluster=cluster.id,
-                        epoch=cluster.epoch,
-                        role=_role(leadership, control_plane),
-                        router=str(self._config.router.listen),
-                        admin=str(self._config.admin.listen),
-                        link=str(self._config.link.listen) if control_plane and self._config.link else None,
-                    )
-                    await self._stopping.wait()
-                    control.cancel_scope.cancel(reason=self._signal)
-                if leadership is not None and leadership.leads and not self.hands_over:
-                    await leadership.release()
-                if not self.hands_over:
-                    with self._step("router drained"):
-                        with trio.move_on_after(self._config.router.drain_s + _KILL_MARGIN_S):
-                            await router.drain(self._config.router.drain_s)
-                services.cancel_scope.cancel(reason=self._signal)
-            root.cancel_scope.cancel(reason=self._signal)
-        self._log.info("stopped", signal=self._signal)
+    async def _start_part(
+        self, control: trio.Nursery, parts: Parts, book: SettingsBook, leadership: Leadership | None
+    ) -> None:
+        """Start what it does as leader, as follower, or as neither."""
+        if leadership is not None:
+            control.start_soon(parts.keys.follow)
+            control.start_soon(parts.loads.run)
+        leads = leadership is None or leadership.leads
+        if leadership is not None and not leads:
+            await self._start_following(control, parts, book, leadership)
+        elif parts.control_plane:
+            await self._start_leading(control, parts)
+        book.use = partial(self._use, parts)
+        control.start_soon(self._start_anew, book)
+        control.start_soon(self._reloads, parts, book if leads else None)
+
+    async def _start_following(
+        self, control: trio.Nursery, parts: Parts, book: SettingsBook, leadership: Leadership
+    ) -> None:
+        async def again() -> None:
+            await book.refresh()
+            await parts.jobs.load()
+            if parts.identities is not None:
+                await parts.identities.reload()
+
+        follower = Follower(self._store, parts.cluster, lambda: leadership.known, parts.router.push, time.time, again)
+        control.start_soon(follower.run)
+        if self._config.link is not None and parts.identities is not None:
+            control.start_soon(parts.identities.run)  # whom people's certificates keep out, and our own
+            gate = evolve(parts.identities.gate(), join=None, renew=None, grace_s=0.0)
+            await control.start(partial(serve_link, self._config.link, follower.turn_away, gate=gate))
+
+    async def _start_leading(self, control: trio.Nursery, parts: Parts) -> None:
+        assert self._config.link is not None
+        assert parts.identities is not None
+        control.start_soon(parts.identities.run)
+        gate = parts.identities.gate()
+        await control.start(partial(serve_link, self._config.link, parts.agents.serve, gate=gate))
+        # Only from here on: a start that takes its time is nobody's silence.
+        parts.cluster.listens(time.time())
+        control.start_soon(parts.reconciler.run)
+
+    def _say_ready(self, parts: Parts, leadership: Leadership | None) -> None:
+        self._log.info(
+            "ready",
+            version=__version__,
+            cluster=parts.cluster.id,
+            epoch=parts.cluster.epoch,
+            role=_role(leadership, parts.control_plane),
+            router=str(self._config.router.listen),
+            admin=str(self._config.admin.listen),
+            link=str(self._config.link.listen) if parts.control_plane and self._config.link else None,
+        )
 
     async def _leadership(self, book: SettingsBook) -> Leadership | None:
         """This control plane's part among several, taken up: it leads, or follows. ``None`` where it is alone."""
@@ -277,14 +230,24 @@ class Server:
 
     def _part_over(self, reason: str) -> None:
         """Begin anew, in the other part: the lease is lost or free. The router's workers go on meanwhile."""
-        self._signal, self.hands_over = reason, True
-        self._stopping.set()
+        self._end(reason, After.PART)
 
-    def _route(self, cluster: Cluster, router: RouterWorkers) -> None:
+    async def _stops(self) -> None:
+        await self._signals.stopping.wait()
+        self._end(self._signals.name, self._signals.after)
+
+    def _end(self, reason: str, after: After) -> None:
+        """This run is over, whatever else would end it later."""
+        if not self._over.is_set():
+            self._reason, self.after = reason, after
+            self._over.set()
+
+    def _route(self, parts: Parts) -> None:
         """Without profiles there is no reconcile pass, and what is routed is what the settings say."""
+        cluster = parts.cluster
         state = cluster.state(time.time())
         self._table = table(cluster.settings, state, {}, int(cluster.started), self._table)
-        router.push(self._table)
+        parts.router.push(self._table)
 
     def _warn_if_open(self, settings: Settings) -> None:
         if settings.router.auth is Auth.OPEN:
@@ -309,38 +272,23 @@ class Server:
         yield
         self._log.info(name, seconds=round(trio.current_time() - began, 3))
 
-    async def _signals(self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
-        with trio.open_signal_receiver(signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGUSR2) as received:
-            task_status.started()
-            async for number in received:
-                if number == signal.SIGHUP:
-                    self._reload.set()
-                elif self._stopping.is_set():
-                    self._log.warning("second signal: ending at once")
-                    os._exit(1)
-                else:
-                    self._signal = signal.Signals(number).name
-                    self.hands_over = number == signal.SIGUSR2
-                    self._log.info("starting anew" if self.hands_over else "stopping", signal=self._signal)
-                    self._stopping.set()
-
-    def _use(self, cluster: Cluster, router: RouterWorkers, settings: Settings, revision: int) -> None:
+    def _use(self, parts: Parts, settings: Settings, revision: int) -> None:
         """These settings hold from now on, wherever they came from."""
-        cluster.use_settings(settings, revision)
+        parts.cluster.use_settings(settings, revision)
         if not settings.needs_control_plane:
-            self._route(cluster, router)
+            self._route(parts)
         self._warn_if_open(settings)
 
-    async def _reloads(self, book: SettingsBook | None, identities: Identities | None) -> None:
+    async def _reloads(self, parts: Parts, book: SettingsBook | None) -> None:
         """At SIGHUP: certificates, and where it leads the settings' file."""
         while True:
-            await self._reload.wait()
-            self._reload = trio.Event()
-            if identities is not None:
-                identities.wake()
-            if self._admin_tls is not None:
+            await self._signals.reload.wait()
+            self._signals.reload = trio.Event()
+            if parts.identities is not None:
+                parts.identities.wake()
+            if parts.admin_tls is not None:
                 try:
-                    self._admin_tls.load()
+                    parts.admin_tls.load()
                 except OperatorError as wrong:
                     self._log.error("admin certificates refused; the old ones stay", error=str(wrong))
             try:
@@ -353,10 +301,9 @@ class Server:
         """A router became a control plane or the other way round: what runs in this process is another then."""
         await book.anew.wait()
         await trio.sleep(_ANSWER_S)  # whoever changed them gets an answer first
-        if not self._stopping.is_set():
-            self._signal, self.hands_over = "other settings", True
-            self._log.info("starting anew", signal=self._signal)
-            self._stopping.set()
+        if not self._over.is_set():
+            self._log.info("starting anew", signal="other settings")
+            self._end("other settings", After.PART)
 
 
 def _role(leadership: Leadership | None, control_plane: bool) -> str:

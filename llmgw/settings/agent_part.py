@@ -23,11 +23,11 @@ from llmgw.errors import OperatorError
 from llmgw.hardware.fabric import FabricRule
 from llmgw.settings.catalog import EngineKind
 from llmgw.settings.daemon import AgentConfig, Discovery, DoctorRules, EngineInstall, Log, WeightsConfig
+from llmgw.settings.daemon_rules import NODE_ID
 from llmgw.settings.document import AgentSettings, Settings
 from llmgw.settings.faults import ConfigError, Path, dotted, nearest
 from llmgw.settings.load_agent import agent_of, read_agent
 from llmgw.settings.reading import Reading, known_keys
-from llmgw.settings.validate import NODE_ID
 from llmgw.settings.yaml import Document
 
 FILE_ONLY = frozenset({"id", "control_planes", "address", "tls", "trust_domain", "state_dir"})

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from difflib import get_close_matches
 from typing import Any
 
@@ -13,6 +13,9 @@ from llmgw.errors import OperatorError
 Path = tuple[str | int, ...]
 """The keys and list indices that lead to a value, from the top of the document."""
 
+Rule = tuple[Path, str, str]
+"""One fault as a rule says it: the path within what the rule is on, what is wrong, and what to do."""
+
 
 @frozen
 class Place:
@@ -20,6 +23,12 @@ class Place:
 
     line: int
     column: int
+
+
+def at(path: Path, rules: Iterator[Rule]) -> Iterator[Rule]:
+    """What rules say on a part, as said on the whole that has the part at ``path``."""
+    for inner, problem, hint in rules:
+        yield (*path, *inner), problem, hint
 
 
 def dotted(path: Path) -> str:

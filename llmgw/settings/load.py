@@ -16,11 +16,12 @@ from llmgw.settings.agent_part import read_agents
 from llmgw.settings.catalog import Model, Profile, Scaling
 from llmgw.settings.convert import WrongValue, shown, strict_converter
 from llmgw.settings.daemon import AdminTls, LinkListener, RouterTls, ServerConfig
+from llmgw.settings.daemon_rules import server_faults
 from llmgw.settings.document import Settings
 from llmgw.settings.faults import ConfigError, Path
 from llmgw.settings.paths import resolve, tls_below
 from llmgw.settings.reading import Reading
-from llmgw.settings.validate import server_faults, settings_faults
+from llmgw.settings.validate import settings_faults
 
 _CONVERTER = strict_converter()
 

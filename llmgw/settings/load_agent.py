@@ -12,10 +12,10 @@ from llmgw.settings import yaml
 from llmgw.settings.catalog import EngineKind
 from llmgw.settings.convert import shown
 from llmgw.settings.daemon import AgentConfig, EngineInstall
+from llmgw.settings.daemon_rules import agent_faults
 from llmgw.settings.faults import Path, nearest
 from llmgw.settings.paths import resolve, tls_below
 from llmgw.settings.reading import Reading
-from llmgw.settings.validate import agent_faults
 
 _PORTS = re.compile(r"([0-9]{1,5})-([0-9]{1,5})")
 

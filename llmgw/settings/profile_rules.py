@@ -11,11 +11,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from llmgw.settings.bounds import is_line
 from llmgw.settings.catalog import EngineKind, Profile
 from llmgw.settings.engine_flags import argument_faults, arity, value_fault, version_key
-from llmgw.settings.faults import Path
+from llmgw.settings.faults import Rule
 from llmgw.settings.quantization import FP8, least_capability
-
-Rule = tuple[Path, str, str]
-"""Path within the profile, what is wrong, and what to do."""
 
 MODEL_NAME = re.compile(r"[A-Za-z0-9](?:[A-Za-z0-9._:/-]{0,126}[A-Za-z0-9])?")
 """What clients may ask for; it is part of command lines, metrics labels and file names."""

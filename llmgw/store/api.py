@@ -24,7 +24,7 @@ from llmgw.scheduler.state import Replica, ShardReport
 from llmgw.settings.agent_part import NOTHING_SAID, SettingsSaid
 from llmgw.settings.catalog import EngineKind
 from llmgw.settings.weight_facts import WeightFacts
-from llmgw.store.audit import Act, AuditRow
+from llmgw.store.audit import Act, AuditRow, Chain, Noted
 
 SETTINGS_CHANGED = "settings.change"
 
@@ -245,6 +245,9 @@ class History(Protocol):
         """The newest rows of the audit, newest first, of those before a row."""
         ...
 
-    async def verify_audit(self) -> str | None:
-        """What is wrong with the audit and where; nothing when every row is there as it was written."""
+    async def verify_audit(self, noted: Noted | None = None) -> Chain:
+        """What is wrong with the audit and where; nothing when every row is there as it was written.
+
+        A row that was noted elsewhere has to be among them.
+        """
         ...

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import re
 from collections.abc import Iterable
 
 from attrs import astuple, frozen
@@ -53,15 +54,54 @@ def sealed(act: Act, seq: int, before: str) -> AuditRow:
     return AuditRow(*values, digest=hashlib.sha256(text.encode()).hexdigest())
 
 
-class Chain:
-    """Follows rows in their order and says what first does not fit. ``count`` rows have fitted."""
+@frozen
+class Noted:
+    """A row that was noted down elsewhere: with it a history is found out that ends earlier or was written anew."""
 
-    def __init__(self) -> None:
+    seq: int
+    digest: str
+
+    def __str__(self) -> str:
+        return f"{self.seq}:{self.digest}"
+
+    @classmethod
+    def of(cls, text: str) -> Noted | None:
+        """What :meth:`__str__` made."""
+        match = re.fullmatch(r"([1-9][0-9]{0,15}):([0-9a-f]{64})", text, re.ASCII)
+        return None if match is None else cls(int(match[1]), match[2])
+
+
+class Chain:
+    """Follows rows in their order and says what first does not fit. ``count`` rows have fitted.
+
+    One of them has to be ``noted``.
+    """
+
+    def __init__(self, noted: Noted | None = None) -> None:
         self.count = 0
         self.digest = ""
+        self.wrong: str | None = None
+        self._noted = noted
+
+    @property
+    def newest(self) -> Noted | None:
+        """The last row that has fitted."""
+        return Noted(self.count, self.digest) if self.count else None
+
+    def end(self) -> str | None:
+        """There are no more rows; what is wrong with all of them, or nothing."""
+        if self.wrong is None and self._noted is not None and self.count < self._noted.seq:
+            last = f"ends with row {self.count}" if self.count else "is empty"
+            why = "what came after was removed, or a backup from before was restored"
+            self.wrong = f"row {self._noted.seq}, which was noted, is missing: the audit {last}; {why}"
+        return self.wrong
 
     def follow(self, rows: Iterable[AuditRow]) -> str | None:
         """What is wrong with these rows, which come next, or nothing."""
+        self.wrong = self._wrong(rows)
+        return self.wrong
+
+    def _wrong(self, rows: Iterable[AuditRow]) -> str | None:
         for row in rows:
             if row.seq != self.count + 1:
                 return f"row {self.count + 1} is missing: after row {self.count} comes row {row.seq}"
@@ -70,6 +110,8 @@ class Chain:
             _, at, by, action, thing, reason, detail, before, digest = astuple(row)
             if sealed(Act(at, by, action, thing, reason, detail), row.seq, before).digest != digest:
                 return f"row {row.seq} was changed: its content does not fit its digest"
+            if self._noted is not None and row.seq == self._noted.seq and digest != self._noted.digest:
+                return f"row {row.seq} is another than was noted: it, or one before it, was written anew"
             self.count, self.digest = row.seq, row.digest
         return None
 

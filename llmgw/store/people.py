@@ -9,7 +9,7 @@ from attrs import astuple, frozen
 
 from llmgw.store.audit import Act
 from llmgw.store.audit_table import record
-from llmgw.store.database import Connection, Database
+from llmgw.store.database import Connection, Fence
 
 _FIND = "SELECT id, name, role, digest, created, expires, by, used, revoked FROM admin_token WHERE id = ?"
 _ALL = "SELECT id, name, role, digest, created, expires, by, used, revoked FROM admin_token ORDER BY created DESC, id"
@@ -33,7 +33,7 @@ class AdminToken:
 class SqlAdminTokens:
     """Admin tokens; each change is in the audit, in the same transaction."""
 
-    def __init__(self, database: Database) -> None:
+    def __init__(self, database: Fence) -> None:
         self._db = database
 
     async def find(self, token: str) -> AdminToken | None:

@@ -21,7 +21,7 @@ from llmgw.scheduler.scale import Scale
 from llmgw.scheduler.state import Replica
 from llmgw.store import audit_table, learned, wishes
 from llmgw.store.api import SETTINGS_CHANGED, JobRow, NodeRow, PassRecord, SettingsRevision, StaleBase, StoredDecision
-from llmgw.store.audit import Act, AuditRow, Chain
+from llmgw.store.audit import Act, AuditRow, Chain, Noted
 from llmgw.store.database import ALL, Connection, Database, Fence, StoreError, check_epoch
 from llmgw.store.pass_tables import insert_decisions, insert_unplaced, newest_decisions, unplaced
 from llmgw.store.people import SqlAdminTokens
@@ -75,7 +75,8 @@ class SqlStore:
         try:
             await self._db.backup(path)
         except (OSError, sqlite3.Error) as failed:
-            raise StoreError(str(path), f"no backup can be written: {failed}", "make room, or name another") from failed
+            reason = getattr(failed, "strerror", None) or failed
+            raise StoreError(str(path), f"no backup can be written: {reason}", "make room, or name another") from failed
 
     @property
     def identities(self) -> SqlIdentityStore:
@@ -113,7 +114,7 @@ class SqlStore:
     @property
     def people(self) -> SqlAdminTokens:
         """Who may use the admin API, in the same database."""
-        return SqlAdminTokens(self._db)
+        return SqlAdminTokens(self._fence)
 
     async def cluster(self) -> str:
         """The cluster's id."""
@@ -188,13 +189,14 @@ class SqlStore:
         """The newest rows of the audit."""
         return await self._db.read(lambda connection: audit_table.newest(connection, limit, before))
 
-    async def verify_audit(self) -> str | None:
-        """Follow the audit from its first row, some rows at a time."""
-        chain = Chain()
+    async def verify_audit(self, noted: Noted | None = None) -> Chain:
+        """Follow the audit from its first row, some rows at a time; the chain says what is wrong."""
+        chain = Chain(noted)
         while True:
             rows = await self._db.read(partial(audit_table.following, after=chain.count, limit=_CHECKED_AT_ONCE))
-            if (wrong := chain.follow(rows)) is not None or not rows:
-                return wrong
+            if chain.follow(rows) is not None or not rows:
+                chain.end()
+                return chain
 
     async def nodes(self) -> tuple[NodeRow, ...]:
         """Every node."""

@@ -12,12 +12,13 @@ from pathlib import Path
 import trio
 
 from llmgw.durable import sync_folder, whole
+from llmgw.store.audit import Noted
 from llmgw.store.copying import copy_in
 from llmgw.store.database import Connection, StoreError
 from llmgw.store.postgres import PostgresDatabase
 from llmgw.store.schema import APPLICATION_ID, VERSION
 from llmgw.store.sql import SqlStore
-from llmgw.store.sqlite import SqliteDatabase, said
+from llmgw.store.sqlite import SqliteDatabase
 
 EPOCHS = 1000
 """A restored store goes on this much later than it was: agents refuse an epoch below the highest that they saw, and
@@ -26,8 +27,11 @@ know commands by the serial numbers of replicas."""
 _REVISIONS = 200
 
 
-async def check(store: SqlStore, tell: Callable[[str], None]) -> tuple[str, ...]:
-    """Read everything, and return what is wrong. ``tell`` hears of each step before it begins."""
+async def check(store: SqlStore, tell: Callable[[str], None], noted: Noted | None = None) -> tuple[str, ...]:
+    """Read everything, and return what is wrong. ``tell`` hears of each step before it begins.
+
+    The audit has to have the row that was ``noted``.
+    """
     wrong: list[str] = []
     if isinstance(store.database, SqliteDatabase):
         tell("integrity of the file")
@@ -40,6 +44,7 @@ async def check(store: SqlStore, tell: Callable[[str], None]) -> tuple[str, ...]
         ("what was learned", store.learned), ("what has no place", store.unplaced), ("keys", store.keys.keys),
         ("join tokens", store.identities.tokens), ("certificates", store.identities.newest_issued),
         ("what nodes hold", store.identities.held), ("deny list", store.identities.denied),
+        ("admin tokens", store.people.all), ("drains", store.drains), ("orders", store.orders),
     ):  # fmt: skip
         tell(name)
         try:
@@ -52,7 +57,7 @@ async def check(store: SqlStore, tell: Callable[[str], None]) -> tuple[str, ...]
         wrong += [f"settings: revision {row.revision} was changed" for row in rows if not row.whole]
         before = rows[-1].revision
     tell("audit")
-    if (broken_at := await store.verify_audit()) is not None:
+    if (broken_at := (await store.verify_audit(noted)).wrong) is not None:
         wrong.append(f"audit: {broken_at}")
     return tuple(wrong)
 
@@ -78,7 +83,8 @@ def looked_at(backup: Path) -> None:
         finally:
             connection.close()
     except sqlite3.Error as failed:
-        raise said(str(backup), failed) from failed
+        remedy = "name what llmgw server backup made, or another one"
+        raise StoreError(str(backup), f"is no backup that can be read: {failed}", remedy) from failed
 
 
 async def restore_sqlite(backup: Path, path: Path, stamp: str) -> Path | None:

@@ -22,6 +22,7 @@ from attrs import frozen
 from llmgw.errors import OperatorError
 from llmgw.link.identity import Certificate, identity, is_id, person_uri
 from llmgw.store.people import AdminToken
+from llmgw.telemetry.logging import logger
 
 _TOKEN = re.compile(r"llmgw_admin_([0-9a-f]{12})\.([A-Za-z0-9_-]{43})", re.ASCII)
 _NOBODY = "0" * 64
@@ -115,6 +116,7 @@ class Access:
     ) -> None:
         self._first, self._tokens, self._clock = first, tokens, clock
         self._trust_domain, self._denied = trust_domain, denied
+        self._log = logger("access")
 
     async def who(self, authorization: str | None, chain: Sequence[Certificate] = ()) -> Actor:
         """Who asks, from the header ``Authorization``, else from the certificate of the connection.
@@ -145,7 +147,11 @@ class Access:
         if now >= row.expires:
             raise NobodyKnown(f"the token {row.name}", "has expired: a valid admin token is needed", _WAYS)
         if now - row.used >= _USED_EVERY_S:
-            await self._tokens.used(row.id, now)
+            try:
+                await self._tokens.used(row.id, now)
+            except OperatorError as failed:
+                # A full disk is when somebody has to be able to look.
+                self._log.warning("it is not noted that a token was used", token=row.name, error=str(failed))
         return Actor(f"token {row.name}", Role(row.role))
 
     def _by_certificate(self, chain: Sequence[Certificate]) -> Actor:

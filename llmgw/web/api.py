@@ -260,13 +260,15 @@ def _a(role: Role) -> str:
     return f"a {role.value}" if role is Role.VIEWER else f"an {role.value}"
 
 
-_FORMS = tuple(compile_path(path)[0] for _, path in BY_ROUTE)
+_FORMS = tuple((method, compile_path(path)[0]) for method, path in BY_ROUTE)
 """Of everything that a control plane serves: what is left out is a router's."""
 
 
 async def _missing(request: Request, _error_: Exception) -> Response:
     path = request.url.path
-    if any(form.match(path) for form in _FORMS):
+    if methods := {method for method, form in _FORMS if form.match(path)}:
+        if request.method not in methods | ({"HEAD"} if "GET" in methods else set()):
+            return _only(request.method, methods)
         remedy = (
             "begin with a model that has a profile (llmgw ctl config edit) and link in server.yaml; then nodes can join"
         )
@@ -276,11 +278,11 @@ async def _missing(request: Request, _error_: Exception) -> Response:
 
 async def _not_possible(request: Request, _error_: Exception) -> Response:
     matching = (r for r in request.app.routes if isinstance(r, Route) and r.matches(request.scope)[0] != Match.NONE)
-    usable = sorted({name for route in matching for name in route.methods or ()})
-    answer = _error(
-        405,
-        f"{request.method} is not possible here",
-        f"use {' or '.join(name for name in usable if name != 'HEAD')}",
-    )
-    answer.headers["allow"] = ", ".join(usable)
+    return _only(request.method, {name for route in matching for name in route.methods or ()})
+
+
+def _only(method: str, usable: set[str]) -> Response:
+    names = " or ".join(name for name in sorted(usable) if name != "HEAD")
+    answer = _error(405, f"{method} is not possible here", f"use {names}")
+    answer.headers["allow"] = ", ".join(sorted(usable | ({"HEAD"} if "GET" in usable else set())))
     return answer

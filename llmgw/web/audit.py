@@ -16,7 +16,7 @@ from starlette.routing import Route
 from starlette.types import Receive, Scope, Send
 
 from llmgw.errors import OperatorError
-from llmgw.store.audit import AuditRow
+from llmgw.store.audit import AuditRow, Chain, Noted
 from llmgw.web.jobs import Guard
 
 _CHUNK = 256 * 1024
@@ -29,7 +29,7 @@ class History(Protocol):
 
     async def audit(self, limit: int, before: int | None = None) -> tuple[AuditRow, ...]: ...
 
-    async def verify_audit(self) -> str | None: ...
+    async def verify_audit(self, noted: Noted | None = None) -> Chain: ...
 
     async def backup(self, path: Path) -> None: ...
 
@@ -70,11 +70,18 @@ def audit_routes(history: History, folder: Path, now: Callable[[], float], guard
         rows = await history.audit(limit, number(request, "before", None, SEQ_MOST))
         return {"rows": [attrs.asdict(row) for row in rows], "now": now()}
 
-    async def verify(_request: Request) -> Any:
+    async def verify(request: Request) -> Any:
+        text = request.query_params.get("noted")
+        noted = None if text is None else Noted.of(text)
+        if text is not None and noted is None:
+            raise OperatorError("noted", f"is not SEQ:DIGEST: {text[:100]!r}", "give what audit/verify answered")
         async with one:
-            wrong = await history.verify_audit()
-        (*_, last) = (None, *await history.audit(1))
-        return {"intact": wrong is None, "wrong": wrong, "rows": last and last.seq, "digest": last and last.digest}
+            chain = await history.verify_audit(noted)
+        last = chain.newest
+        return {
+            "intact": chain.wrong is None, "wrong": chain.wrong, "rows": last and last.seq,
+            "digest": last and last.digest, "newest": last and str(last),
+        }  # fmt: skip
 
     async def backup(_request: Request) -> Any:
         async with one:

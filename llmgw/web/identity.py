@@ -140,7 +140,7 @@ def identity_routes(people: Identities, source: Source, guarded: Guard) -> list[
         return {"token": text, **token_view(row, "open")}
 
     async def revoke(request: Request) -> Any:
-        token = request.path_params["token"]
+        token = request.path_params["id"]
         await people.revoke_token(token, actor(request))
         return {"revoked": token}
 
@@ -177,7 +177,7 @@ def identity_routes(people: Identities, source: Source, guarded: Guard) -> list[
     routes: tuple[tuple[str, Callable[[Request], Awaitable[Any]], str], ...] = (
         ("tokens", tokens, "GET"),
         ("tokens", new_token, "POST"),
-        ("tokens/{token}/revoke", revoke, "POST"),
+        ("tokens/{id}/revoke", revoke, "POST"),
         ("deny", denied, "GET"),
         ("deny", deny, "POST"),
         ("deny/lift", lift, "POST"),

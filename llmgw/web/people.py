@@ -61,7 +61,7 @@ def people_routes(people: People, now: Callable[[], float], guarded: Guard) -> l
         return {"token": text, **admin_token_view(row, at)}
 
     async def revoke(request: Request) -> Any:
-        token = request.path_params["token"]
+        token = request.path_params["id"]
         row = await people.revoke(token, request.state.actor, now())
         if row is None:
             raise UnknownError(f"token {token[:40]}", "is not there, or revoked already", "llmgw ctl admin-token list")
@@ -70,5 +70,5 @@ def people_routes(people: People, now: Callable[[], float], guarded: Guard) -> l
     return [
         Route("/api/v1/admin-tokens", guarded(every), methods=["GET"]),
         Route("/api/v1/admin-tokens", guarded(create), methods=["POST"]),
-        Route("/api/v1/admin-tokens/{token}/revoke", guarded(revoke), methods=["POST"]),
+        Route("/api/v1/admin-tokens/{id}/revoke", guarded(revoke), methods=["POST"]),
     ]

@@ -118,7 +118,7 @@ OPERATIONS: tuple[Operation, ...] = (
     Operation("GET", "tokens", _V, "Join tokens.", {"tokens": _LIST, "now": _NUMBER}),
     Operation("POST", "tokens", _A, "Make a token with which a node joins.", _TOKEN | {"token": _TEXT, "node": _TEXT},
               body=NewToken, refusals=(409,)),
-    Operation("POST", "tokens/{token}/revoke", _A, "Revoke a join token.", {"revoked": _TEXT}),
+    Operation("POST", "tokens/{id}/revoke", _A, "Revoke a join token.", {"revoked": _TEXT}),
     Operation("GET", "deny", _V, "The deny list.", {"denied": DenyRow}),
     Operation("POST", "deny", _A, "Keep somebody out.", {"denied": DenyRow}, body=NewDenial),
     Operation("POST", "deny/lift", _A, "Let somebody in again.", {"lifted": _OBJECT}, body=Lifted),
@@ -156,7 +156,9 @@ OPERATIONS: tuple[Operation, ...] = (
                             "What to sum by.")}),
     Operation("GET", "audit", _V, "Who did what.", {"rows": AuditRow, "now": _NUMBER},
               query={"limit": _LIMIT_50, "before": _number(1, SEQ_MOST, None, "Only rows before this one.")}),
-    Operation("GET", "audit/verify", _V, "Whether the audit is whole.", {"intact": _FLAG}),
+    Operation("GET", "audit/verify", _V, "Whether the audit is whole.", {"intact": _FLAG},
+              query={"noted": ({"type": "string", "pattern": "^[1-9][0-9]{0,15}:[0-9a-f]{64}$"},
+                               "A row, SEQ:DIGEST, that was the newest once and has to be there still.")}),
     Operation("GET", "backup", _A, "A copy of the store, as a file.",
               media="application/vnd.sqlite3"),
     Operation("POST", "doctor", _V, "Check nodes, and hold siblings against each other.",
@@ -181,7 +183,7 @@ OPERATIONS: tuple[Operation, ...] = (
     Operation("GET", "admin-tokens", _V, "Tokens of the admin API.", {"tokens": _LIST, "now": _NUMBER}),
     Operation("POST", "admin-tokens", _A, "Make a token of the admin API; it is shown once.",
               _TOKEN | {"token": _TEXT, "name": _TEXT, "role": _TEXT}, body=NewAdminToken),
-    Operation("POST", "admin-tokens/{token}/revoke", _A, "Revoke a token of the admin API.",
+    Operation("POST", "admin-tokens/{id}/revoke", _A, "Revoke a token of the admin API.",
               {"revoked": _TEXT, "name": _TEXT}, missing=True),
 )  # fmt: skip
 

@@ -89,5 +89,5 @@ def test_which_log_it_is(tmp_path: Path) -> None:
     assert folder_of(tmp_path, "m-1.0", 4, previous=True).name == "m-1.0-g3"
     assert folder_of(tmp_path, "m-1.0", 3, previous=True).name == "m-1.0-g1"
     for number, previous in ((1, True), (2, False)):
-        with pytest.raises(OperatorError, match="there is none on this node any more"):
+        with pytest.raises(OperatorError, match="is not on this node any more"):
             folder_of(tmp_path, "m-1.0", number, previous=previous)

@@ -132,6 +132,10 @@ async def test_edited_on_a_terminal_and_confirmed(tmp_path: Path) -> None:
         assert (code, "no editor can be opened here" in said) == (2, True)
         code, said = await ctl(it, tmp_path, "edit", env=dict(env, EDITOR="true"))
         assert (code, said) == (0, "nothing was changed\n")
+        code, said = await ctl(it, tmp_path, "edit", "--json", env=dict(env, EDITOR="true"))
+        assert (code, json.loads(said)["text"]) == (0, [])
+        code, said = await ctl(it, tmp_path, "edit", env=dict(env, EDITOR="/no/editor"))
+        assert (code, said.endswith("set EDITOR to a program that runs here\n")) == (2, True), said
 
 
 async def test_on_a_terminal_a_change_is_made_on_the_newest_where_nothing_is_in_its_way(tmp_path: Path) -> None:

@@ -9,9 +9,13 @@ import sys
 from functools import partial
 from pathlib import Path
 
+import pytest
 import trio
 from attrs import evolve
 
+from llmgw.cli.admin_client import connect
+from llmgw.cli.ctl import role_of
+from llmgw.errors import OperatorError
 from llmgw.scheduler.scale import Scale
 from llmgw.scheduler.state import Assignment, NodeState, ShardState
 from llmgw.settings.catalog import Scaling
@@ -285,3 +289,49 @@ async def test_a_watch_comes_back_after_a_connection_that_broke(tmp_path: Path) 
             with trio.fail_after(20):
                 assert "trying again in 0.5 s" in await line_of(process.stderr)
         nursery.cancel_scope.cancel()
+
+
+async def test_a_watch_of_nobody_and_one_that_may_not(tmp_path: Path) -> None:
+    nobody = Admin(1, Picture())
+    code, said = await ctl(nobody, tmp_path, "status", "--watch")
+    assert code == 3
+    remedy = "check that llmgw server runs, and --admin"
+    assert f"admin API at 127.0.0.1:1: does not answer: Connection refused. {remedy}" in said
+    async with admin() as it:
+        (tmp_path / "wrong").write_text("llmgw_admin_0.x")
+        (tmp_path / "wrong").chmod(0o600)
+        code, said = await ctl(it, tmp_path, "--token-file", str(tmp_path / "wrong"), "status", "--watch")
+        assert code == 2
+        assert "a valid admin token is needed. send Authorization: Bearer" in said
+
+
+async def test_lists_say_that_they_are_empty(tmp_path: Path) -> None:
+    async with admin() as it:
+        it.picture.cluster = evolve(it.picture.cluster, nodes=(), replicas=(), models=())
+        for name, words in (
+            ("nodes", "no node has ever registered"),
+            ("replicas", "no replica is placed"),
+        ):  # fmt: skip
+            code, said = await ctl(it, tmp_path, name)
+            assert (code, words in said) == (0, True), said
+
+
+@pytest.mark.parametrize(
+    ("answer", "role"),
+    [
+        ({"control_plane": False, "leads": True, "leader": ""}, "router only"),
+        ({"control_plane": True, "leads": True, "leader": ""}, "control plane"),
+        ({"control_plane": True, "leads": True, "leader": "a:1"}, "control plane that leads"),
+        ({"control_plane": True, "leads": False, "leader": "a:1"}, "control plane that follows a:1"),
+        ({"control_plane": True, "leads": False, "leader": ""}, "control plane; nobody leads"),
+    ],
+)
+def test_what_a_control_plane_is_among_others(answer: dict[str, object], role: str) -> None:
+    assert role_of(answer) == role
+
+
+def test_an_address_without_a_token_is_not_enough() -> None:
+    with pytest.raises(OperatorError, match="--admin: is given without --token-file, and there"):
+        connect("http://127.0.0.1:1", None, None)
+    with pytest.raises(OperatorError, match="--token-file: is given without --admin"):
+        connect(None, Path("x"), None)

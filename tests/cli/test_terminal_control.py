@@ -12,7 +12,7 @@ from llmgw.cli.terminal import echo, plain, table
 
 
 def test_what_others_wrote_does_not_steer_the_terminal(capsys: pytest.CaptureFixture[str]) -> None:
-    table(["node", "reason"], [["n1", "\x1b[2J\x1b]0;owned\x07 fine\r\nn2  ready \u202e\x9b31m"]])
+    table(["node", "reason"], [["n1", "\x1b[2J\x1b]0;owned\x07 fine\r\nn2  ready \u202e\x9b31m"]], empty="")
     out = capsys.readouterr().out
     assert all(c.isprintable() for c in out.replace("\n", ""))
     assert out.count("\n") == 2

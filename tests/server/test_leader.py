@@ -13,11 +13,14 @@ from attrs import evolve
 from llmgw.router.wire import Load
 from llmgw.server.leader import Leadership
 from llmgw.server.loads import together
+from llmgw.settings.keys import ApiKey
 from llmgw.store.audit import Act
 from llmgw.store.database import LostLeadError, StoreAwayError
 from llmgw.store.identity import Event
+from llmgw.store.keys import KeyEvent
 from llmgw.store.lease import RENEW_S, STOP_S, TTL_S, Leader, Leases
 from llmgw.store.opening import store_of
+from llmgw.store.people import AdminToken
 from tests.scheduler.clusters import NOW, row
 from tests.store.postgresql import Postgresql, running
 from tests.store.test_store import record
@@ -201,6 +204,10 @@ async def test_nothing_of_an_earlier_leader_is_written(tmp_path: Path, postgresq
             lambda: one.add_settings("a: 1", "ada", "", NOW),
             lambda: one.save_pass(record(epoch, 9, replicas=(row(8),))),
             lambda: one.identities.forget_node("n1", EVENT),
+            lambda: one.people.add(AdminToken("t1", "ada", "admin", "", NOW, NOW + 9, "eve")),
+            lambda: one.people.revoke("t0", "eve", NOW),
+            lambda: one.people.used("t0", NOW),
+            lambda: one.keys.add_key(ApiKey("k1", 0, 0, "d", NOW), KeyEvent(NOW, "k1", "created", "ada", "")),
         ):
             with pytest.raises(LostLeadError, match=f"epoch {epoch + 1} was taken since"):
                 await write()

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from llmgw.errors import OperatorError
 from llmgw.settings.keys import ApiKey
 from llmgw.store.api import StaleBase
-from llmgw.store.audit import Act, AuditRow, Chain, broken, sealed
+from llmgw.store.audit import Act, AuditRow, Chain, Noted, broken, sealed
 from llmgw.store.keys import KeyEvent
 from llmgw.store.sql import SqlStore
 
@@ -79,11 +79,44 @@ async def test_an_act_is_recorded_with_what_it_did_or_not_at_all(opened: Callabl
         ]
         assert await store.audit(1, before=3) == (rows[2],)
         assert broken(reversed(rows)) is None
-        assert await store.verify_audit() is None
+        assert (await store.verify_audit()).wrong is None
         assert await store.revisions(9) == (second, first)
         assert await store.revisions(9, before=2) == (first,)
         assert (await store.revision(1), await store.revision(3)) == (first, None)
+        for row in rows:
+            chain = await store.verify_audit(Noted(row.seq, row.digest))
+            assert (chain.wrong, chain.newest) == (None, Noted(4, rows[0].digest))
+        newest = Noted(4, rows[0].digest)
+        assert "row 2 is another than was noted" in ((await store.verify_audit(Noted(2, newest.digest))).wrong or "")
         await store.database.write(lambda c: c.execute("UPDATE audit SET by = 'eve' WHERE seq = 2"))
-        assert await store.verify_audit() == "row 2 was changed: its content does not fit its digest"
+        assert (await store.verify_audit()).wrong == "row 2 was changed: its content does not fit its digest"
         await store.database.write(lambda c: c.execute("DELETE FROM audit WHERE seq = 2"))
-        assert await store.verify_audit() == "row 2 is missing: after row 1 comes row 3"
+        assert (await store.verify_audit()).wrong == "row 2 is missing: after row 1 comes row 3"
+        # The end of it is missed by nobody who did not note it.
+        await store.database.write(lambda c: c.execute("DELETE FROM audit WHERE seq > 1"))
+        assert (await store.verify_audit()).wrong is None
+        wrong = (await store.verify_audit(newest)).wrong
+        assert wrong is not None
+        assert wrong.startswith("row 4, which was noted, is missing: the audit ends with row 1; what came after was")
+        # Nor a history that is whole, and another.
+        await store.database.write(lambda c: c.execute("DELETE FROM audit"))
+        assert "the audit is empty" in ((await store.verify_audit(newest)).wrong or "")
+        for number in range(4):
+            await store.record(Act(8.0, "eve", "made.up", str(number)))
+        assert (await store.verify_audit()).wrong is None
+        assert "row 4 is another than was noted" in ((await store.verify_audit(newest)).wrong or "")
+
+
+def test_a_noted_row_is_written_as_it_is_read() -> None:
+    noted = Noted(12, "ab" * 32)
+    assert Noted.of(str(noted)) == noted
+    for text in (
+        "",
+        "12",
+        "0:" + "a" * 64,
+        "12:" + "a" * 63,
+        "12:" + "A" * 64,
+        "12:" + "a" * 64 + "\n",
+        "١:" + "a" * 64,
+    ):
+        assert Noted.of(text) is None

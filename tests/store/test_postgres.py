@@ -44,7 +44,7 @@ async def test_many_write_at_once_and_none_is_lost(tmp_path: Path, postgresql: P
         for name in ("a", "b", "c"):
             nursery.start_soon(writer, name)
     async with store_of(address, tmp_path) as store:
-        assert await store.verify_audit() is None
+        assert (await store.verify_audit()).wrong is None
         rows = await store.audit(100)
         assert len(rows) == 60
         for name in ("a", "b", "c"):
@@ -73,7 +73,7 @@ async def test_connections_that_are_ended_are_made_anew(tmp_path: Path, postgres
             await trio.to_thread.run_sync(postgresql.sql, ended)
             await store.record(Act(NOW, "a", "tested.it", str(number)))
             assert len(await store.audit(100)) == number + 1
-        assert await store.verify_audit() is None
+        assert (await store.verify_audit()).wrong is None
 
 
 async def test_a_server_that_is_gone_is_said_and_its_return_needs_no_restart(tmp_path: Path) -> None:
@@ -175,7 +175,7 @@ async def test_a_full_disk_is_said_and_nothing_is_half_written(tmp_path: Path, p
             filler.unlink()
             await store.add_settings(text, "me", "", NOW)
             assert [r.revision for r in await store.revisions(9)] == [2, 1]
-            assert await store.verify_audit() is None
+            assert (await store.verify_audit()).wrong is None
         postgresql.sql("DROP DATABASE small")
         postgresql.sql("DROP TABLESPACE small")
     finally:
@@ -231,7 +231,7 @@ async def test_the_password_is_in_a_file_and_nowhere_else(tmp_path: Path) -> Non
             store = store_of(f"{address}&passfile={file}", tmp_path)
             if opens:
                 async with store:
-                    assert await store.verify_audit() is None
+                    assert (await store.verify_audit()).wrong is None
                 continue
             with pytest.raises(StoreError, match="cannot be used") as refused:
                 async with store:

@@ -61,7 +61,7 @@ class Machine(RuleBasedStateMachine):
         return trio.run(bounded)
 
     def teardown(self) -> None:
-        wrong = self.run(self.store.verify_audit)
+        wrong = self.run(self.store.verify_audit).wrong
         self.run(lambda: self.store.__aexit__(None, None, None))
         assert wrong is None
 

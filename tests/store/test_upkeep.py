@@ -173,7 +173,7 @@ async def test_what_is_no_backup_is_not_restored(tmp_path: Path) -> None:
     raw.close()
     for backup, why in (
         (tmp_path / "missing", "is no file"),
-        (text, "is damaged"),
+        (text, "is no backup that can be read: file is not a database"),
         (newer, f"has schema {schema.VERSION + 1}, this llmgw knows {schema.VERSION}"),
     ):
         with pytest.raises(StoreError, match=why):
@@ -216,7 +216,7 @@ async def test_an_older_store_is_brought_forward_after_a_backup(tmp_path: Path) 
         assert [(r.seq, r.at, r.action, r.object) for r in await store.audit(9)] == [
             (3, 5.0, "node.forget", "n1"), (2, 3.0, "key.create", "k"), (1, 1.0, "token.create", "n1"),
         ]  # fmt: skip
-        assert await store.verify_audit() is None
+        assert (await store.verify_audit()).wrong is None
         assert [e.kind for e in await store.identities.events(9)] == ["node.forget", "refused", "token.create"]
         assert [e.action for e in await store.keys.key_events("k", 9)] == ["key.create"]
         assert await store.new_epoch() == 4

@@ -42,7 +42,7 @@ async def test_they_are_written_with_decision_and_audit_row_and_taken_back(new_s
         assert [row.action for row in await store.audit(9)] == [
             "replica.stop", "node.undrain", "replica.restart", "node.drain", "node.drain",
         ]  # fmt: skip
-        assert await store.verify_audit() is None
+        assert (await store.verify_audit()).wrong is None
 
 
 async def test_who_leads_no_more_changes_nothing(new_store: NewStore) -> None:

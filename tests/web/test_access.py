@@ -21,6 +21,7 @@ from starlette.routing import Route
 
 from llmgw.link import ca
 from llmgw.settings.daemon import Address, AdminTls
+from llmgw.store.database import StoreError
 from llmgw.store.opening import sqlite_store
 from llmgw.store.people import AdminToken
 from llmgw.store.sql import SqlStore
@@ -226,3 +227,23 @@ def test_nothing_of_the_api_is_outside_the_table(tmp_path: Path) -> None:
 
     with pytest.raises(KeyError):
         admitted(Route("/api/v1/secrets", inside), Access(TOKEN))
+
+
+class FullDisk:
+    """Tokens that can be read, and nothing can be written."""
+
+    def __init__(self, row: AdminToken) -> None:
+        self._row = row
+
+    async def find(self, token: str) -> AdminToken | None:
+        return self._row if token == self._row.id else None
+
+    async def used(self, token: str, at: float) -> None:
+        raise StoreError("the store", "the disk is full", "free some space; nothing was changed")
+
+
+async def test_who_has_a_token_can_look_while_nothing_can_be_written() -> None:
+    ident, text, digest = new_token()
+    access = Access(TOKEN, FullDisk(AdminToken(ident, "ada", "viewer", digest, 0.0, 2e9, "me")), lambda: 1e9)
+    who = await access.who(f"Bearer {text}", ())
+    assert (who.name, who.role) == ("token ada", Role.VIEWER)

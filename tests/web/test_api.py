@@ -70,6 +70,10 @@ async def test_what_is_not_there_and_what_cannot_be() -> None:
             assert (await it.ask(path))[0] == 404
         status, _, body = await it.ask("/api/v1/tokens", "POST")
         assert (status, "a router alone" in json.loads(body)["error"]["reason"]) == (404, True)
+        # What is possible nowhere is so here.
+        status, head, body = await it.ask("/api/v1/tokens", "PUT")
+        assert (status, json.loads(body)["error"]["remedy"]) == (405, "use GET or POST")
+        assert head["allow"] == "GET, HEAD, POST"
         assert (await it.ask("/api/v1/nodes", "POST"))[0] == 405
         for limit in ("0", "-1", "x", "1e3", "99999"):
             status, _, body = await it.ask(f"/api/v1/decisions?limit={limit}")

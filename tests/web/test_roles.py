@@ -34,8 +34,8 @@ OPERATOR = (
     "PUT settings", "GET settings/diff", "POST settings/check", "POST settings/rollback",
 )  # fmt: skip
 ADMIN = (
-    "POST tokens", "POST tokens/{token}/revoke", "POST deny", "POST deny/lift", "POST nodes/{node}/forget",
-    "GET backup", "POST admin-tokens", "POST admin-tokens/{token}/revoke",
+    "POST tokens", "POST tokens/{id}/revoke", "POST deny", "POST deny/lift", "POST nodes/{node}/forget",
+    "GET backup", "POST admin-tokens", "POST admin-tokens/{id}/revoke",
 )  # fmt: skip
 ROWS = {row: least for least, rows in ((1, VIEWER), (2, OPERATOR), (3, ADMIN)) for row in rows}
 ASKING = {"nobody": 0, "expired": 0, "viewer": 1, "operator": 2, "admin": 3}
@@ -53,7 +53,7 @@ class Bench:
     async def answer(self, row: str, who: str) -> int:
         """The status; 0 for who was let in to a part that can do nothing."""
         method, _, path = row.partition(" ")
-        for name in ("{name:path}", "{job}", "{key}", "{node}", "{replica}", "{token}"):
+        for name in ("{name:path}", "{job}", "{key}", "{node}", "{replica}", "{id}"):
             path = path.replace(name, "x")
         token = self.tokens[who]
         fields = [] if token is None else [(b"authorization", f"Bearer {token}".encode())]
