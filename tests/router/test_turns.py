@@ -198,7 +198,7 @@ async def test_it_is_cut_in_any_turn_and_nothing_is_left_of_it(cut: Callable[[Co
         await other.send(HEALTH)
         await other.answer()
         (others,) = it.server._connections
-        for turns in range(0, 40, 2):
+        for turns in range(0, 60, 3):
             async with it.client() as client:
                 await client.send(HEALTH)
                 await client.answer()
