@@ -61,6 +61,9 @@ from llmgw.telemetry.logging import logger
 
 _WELCOME_S = 10.0
 
+_BEAT_FROM_S = 0.1
+"""Whatever the control plane asks for, heartbeats come no closer than its settings allow."""
+
 _SILENT_BEATS = 5
 _PATIENCE_S = 15.0
 """A control plane that has answered heartbeats and then lets so many go by, and at least this long, is left."""
@@ -347,7 +350,7 @@ class Link:
     async def _beat(self, session: Session, every_s: float) -> None:
         sequence = 0
         while True:
-            await trio.sleep(every_s)
+            await trio.sleep(max(every_s, _BEAT_FROM_S))
             sequence += 1
             try:
                 await session.send(Heartbeat(sequence, self._loads()))

@@ -139,6 +139,8 @@ def status(ctx: click.Context, as_json: bool) -> None:
             echo(line)
         left = certificate.not_after - now
         ends = f"ends in {ago(now, now + left)}" if left > 0 else f"EXPIRED {ago(certificate.not_after, now)} ago"
+        if (early := certificate.not_before - now) > 0:
+            ends = f"NOT VALID YET, for {ago(now, now + early)}"
         echo(f"certificate: {certificate}; {ends}; key SHA-256 {certificate.key}")
         for ca in cas:
             echo(f"trusts: {ca.subject.rfc4514_string()}, SHA-256 {fingerprint(ca)}, until "

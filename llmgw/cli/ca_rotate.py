@@ -143,7 +143,11 @@ def retire(config: Path) -> None:
     place = _place(config)
     old = tuple(place.old())
     if not old:
-        raise OperatorError("llmgw ca rotate retire", "there is no old root that is still trusted")
+        raise OperatorError(
+            "llmgw ca rotate retire",
+            "there is no old root that is still trusted",
+            f"next: {_next(place, ca.active(place.folder))}",
+        )
     trusted = place.trusted()
     for generation in old:
         known = trusted.get(generation.sha256)

@@ -52,6 +52,7 @@ _FAILURES, _FAILED_S = 20, 1.0
 time (seconds): handshakes that failed, certificates that were refused, agents that did not register."""
 
 _BACKLOG = 1024
+_ISSUED_ELSEWHERE = "this control plane issues none (server.yaml has no link.issuing)"
 _log = logger("link")
 
 
@@ -277,7 +278,9 @@ class _Doors:
         if refused is not None and refused.claim == "validity":
             days = self._gate.grace_s / 86400
             wanted = f"a certificate that expired at most {days:g} days ago" if days else "a certificate that is valid"
-            remedy = "join again with a new token: llmgw ctl token create --node ID"
+            remedy = f"join again with a new token: llmgw ctl token create --node {node}"
+            if self._gate.join is None:
+                remedy = f"{_ISSUED_ELSEWHERE}: have one issued, as the first one was"
             return Refused("validity", wanted, refused.found, refused.certificate, remedy)
         return refused
 
@@ -311,7 +314,7 @@ def _check(register: Register, chain: tuple[Certificate, ...], now: float, rules
 
 def _no_renewal(chain: tuple[Certificate, ...]) -> Refused:
     wanted = "a certificate from whoever issues them here"
-    remedy = "this control plane issues none (server.yaml has no link.issuing): have one issued, as the first one was"
+    remedy = f"{_ISSUED_ELSEWHERE}: have one issued, as the first one was"
     return Refused(RENEWAL, wanted, "a request to renew it", str(chain[0]), remedy)
 
 

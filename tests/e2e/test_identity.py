@@ -99,6 +99,7 @@ def test_one_ca_follows_another_while_a_stream_goes_on(system: System) -> None:
         assert llmgw(*rotate, too_early).returncode == 2
     added = llmgw(*rotate, "add")
     assert added.returncode == 0, added.stderr
+    assert "llmgw ca rotate switch, when every node has the new root" in llmgw(*rotate, "retire").stderr
     system.until("the switch", lambda: llmgw(*rotate, "switch").returncode == 0)
     system.until("the end of the old one", lambda: llmgw(*rotate, "retire").returncode == 0)
     system.until("the agent to trust one CA", lambda: len(json.loads(llmgw(*status).stdout)["cas"]) == 1)

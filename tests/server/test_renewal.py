@@ -165,15 +165,15 @@ async def welcomed(at: Plane, tls: TlsFiles) -> None:
 
 
 @pytest.mark.parametrize(
-    ("issuing", "expired_days", "age_days", "said"),
+    ("issuing", "expired_days", "age_days", "said", "remedy"),
     [
-        (True, 7.0, 9, "expired at most 7 days ago"),
-        (True, 0.0, 2, "a certificate that is valid"),
-        (False, 7.0, 2, "a certificate that is valid"),
+        (True, 7.0, 9, "expired at most 7 days ago", "llmgw ctl token create --node n1"),
+        (True, 0.0, 2, "a certificate that is valid", "llmgw ctl token create --node n1"),
+        (False, 7.0, 2, "a certificate that is valid", "have one issued, as the first one was"),
     ],
 )
 async def test_what_may_not_be_renewed_is_told_so(
-    tmp_path: Path, issuing: bool, expired_days: float, age_days: int, said: str
+    tmp_path: Path, issuing: bool, expired_days: float, age_days: int, said: str, remedy: str
 ) -> None:
     async with plane(tmp_path, issuing=issuing, expired_days=expired_days) as at, trio.open_nursery() as nursery:
         node = Node(at, at.issue(days=1, now=time.time() - age_days * DAY_S), tmp_path / "state")
@@ -183,7 +183,7 @@ async def test_what_may_not_be_renewed_is_told_so(
         assert told is not None
         assert told.claim == "validity"
         assert said in told.wanted
-        assert "join again with a new token" in told.remedy
+        assert remedy in told.remedy
         nursery.cancel_scope.cancel()
 
 
