@@ -8,6 +8,7 @@ kernel would reset. Workers that live on without a control plane keep the socket
 from __future__ import annotations
 
 import os
+import signal
 import socket
 import time
 from collections import Counter
@@ -39,14 +40,16 @@ _START_S = 10.0
 _HELLO_S = 5.0
 _AGAIN_FIRST_S = 0.5
 _AGAIN_MOST_S = 10.0
+_KILL_S = 1.0
+_SOCKET, _PIDS = "router.sock", "router.pid"
 
 
 class RouterWorkers:
     """Owns the router's processes for as long as :meth:`run` runs; a cancelled one leaves them serving."""
 
     def __init__(self, folder: Path, config: RouterListener, log: Log, silent_s: float = SILENT_S) -> None:
-        self._socket = folder / "router.sock"
-        self._pid_file = folder / "router.pid"
+        self._socket = folder / _SOCKET
+        self._pid_file = folder / _PIDS
         self._counts = folder / COUNTS_FOLDER
         self._config = config
         self._silent_s = silent_s
@@ -206,9 +209,8 @@ class RouterWorkers:
 
     async def _adopt(self) -> None:
         """Wait for the workers of an earlier control plane that live, and take their listening socket over."""
-        for pid in self._written_pids():
-            if _is_worker(pid, self._socket):
-                self._known(pid)
+        for pid in _left(self._pid_file, self._socket):
+            self._known(pid)
         with trio.move_on_after(_ADOPT_S):
             while not all(worker.load for worker in self._workers.values()):
                 await self._changed.wait()
@@ -359,14 +361,45 @@ class RouterWorkers:
             self._said = load
             self._on_load(load)
 
-    def _written_pids(self) -> tuple[int, ...]:
-        try:
-            return tuple(int(line) for line in self._pid_file.read_text().split())
-        except (OSError, ValueError):
-            return ()
-
     def _write_pids(self) -> None:
         self._pid_file.write_text("".join(f"{pid}\n" for pid in self._workers))
+
+
+async def stop_left(folder: Path, seconds: float) -> None:
+    """Have the workers of a control plane that ended finish what is under way and end; where nobody adopts them.
+
+    Those that do not within this time are killed.
+    """
+    async with trio.open_nursery() as nursery:
+        for pid in _left(folder / _PIDS, folder / _SOCKET):
+            nursery.start_soon(_stop, pid, folder / _SOCKET, seconds)
+
+
+async def _stop(pid: int, control: Path, seconds: float) -> None:
+    try:
+        handle = os.pidfd_open(pid)
+    except ProcessLookupError:
+        return
+    try:
+        if _is_worker(pid, control):
+            signal.pidfd_send_signal(handle, signal.SIGTERM)  # a worker takes that as being told to drain
+            with trio.move_on_after(seconds + _KILL_S):
+                await trio.lowlevel.wait_readable(handle)
+                return
+            signal.pidfd_send_signal(handle, signal.SIGKILL)
+    except ProcessLookupError:
+        pass  # it has ended by itself
+    finally:
+        os.close(handle)
+
+
+def _left(pid_file: Path, control: Path) -> tuple[int, ...]:
+    """The workers that were written down and live."""
+    try:
+        written = tuple(int(line) for line in pid_file.read_text().split())
+    except (OSError, ValueError):
+        return ()
+    return tuple(pid for pid in written if _is_worker(pid, control))
 
 
 def _is_worker(pid: int, control: Path) -> bool:

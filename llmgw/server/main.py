@@ -23,6 +23,7 @@ from llmgw import __version__
 from llmgw.errors import OperatorError, first_error
 from llmgw.link.server import serve as serve_link
 from llmgw.router.table import Table
+from llmgw.router.workers import stop_left
 from llmgw.server.follower import Follower
 from llmgw.server.leader import Leadership
 from llmgw.server.parts import Parts, put_together
@@ -91,6 +92,8 @@ async def _runs(config: ServerConfig, signals: Signals) -> After:
             log.error("the store cannot be used; trying again", error=str(away))
         with trio.move_on_after(_AGAIN_S):
             await signals.stopping.wait()
+    if signals.after is After.END:
+        await stop_left(Path(config.state_dir), config.router.drain_s)  # of the run before, if there was one
     return signals.after
 
 

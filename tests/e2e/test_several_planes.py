@@ -434,6 +434,10 @@ def test_the_database_is_away_for_longer_than_a_lease(planes: tuple[System, Plan
         time.sleep(1)
         assert one.routes
         assert two.routes
+    # Who led waits for the database by now, and a stop is a stop nevertheless.
+    one.end()
+    assert not one.routes
+    one.start()
     server.start()
     until(both, "one to lead", lambda: one.leads != two.leads and (one.follows or two.follows), 60)
     leader = one if one.leads else two

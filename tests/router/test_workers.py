@@ -5,6 +5,8 @@ from __future__ import annotations
 import os
 import re
 import signal
+import subprocess
+import sys
 import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
@@ -18,7 +20,7 @@ from llmgw.router.counts import COUNTS_FOLDER
 from llmgw.router.sight import EngineSight
 from llmgw.router.table import Endpoint, Route, Table
 from llmgw.router.worker import shared_out
-from llmgw.router.workers import RouterWorkers
+from llmgw.router.workers import RouterWorkers, stop_left
 from llmgw.server.keys import KeyBook
 from llmgw.settings.catalog import Balance, Routing
 from llmgw.settings.daemon import Address, Log, RouterListener
@@ -309,3 +311,28 @@ def test_what_all_may_have_together_is_shared_out() -> None:
     assert (part.routes[0].routing.concurrency, part.routes[0].routing.queue) == (2, 3)
     assert part.routes[1] == whole.routes[1]
     assert part.version == whole.version
+
+
+async def test_workers_that_nobody_adopts_are_told_to_drain_and_killed_if_they_do_not(tmp_path: Path) -> None:
+    asleep = "import signal; print(flush=True); signal.pause()"
+    stubborn = (
+        f"import signal; signal.signal(signal.SIGTERM, signal.SIG_IGN); {asleep.replace('pause()', 'sigwait([10])')}"
+    )
+    words = ((asleep, "router.sock"), (stubborn, "router.sock"), (asleep, "another.sock"))
+    made = [
+        subprocess.Popen([sys.executable, "-c", program, str(tmp_path / control)], stdout=subprocess.PIPE)
+        for program, control in words
+    ]
+    try:
+        for process in made:
+            assert process.stdout is not None
+            process.stdout.readline()
+        (tmp_path / "router.pid").write_text("".join(f"{process.pid}\n" for process in made))
+        await stop_left(tmp_path, -0.6)
+        assert [process.wait(5) for process in made[:2]] == [-signal.SIGTERM, -signal.SIGKILL]
+        assert made[2].poll() is None, "its number is in the file, and it is no worker of ours"
+        await stop_left(tmp_path / "nothing", 1)
+    finally:
+        for process in made:
+            process.kill()
+            process.communicate()
