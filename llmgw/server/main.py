@@ -45,7 +45,7 @@ from llmgw.store.database import LostLeadError, StoreAwayError
 from llmgw.store.folder import held, instance_of
 from llmgw.store.identity import IdentityStore
 from llmgw.store.lease import Leader, Leases
-from llmgw.store.opening import store_of
+from llmgw.store.opening import FILE, store_of
 from llmgw.store.sql import SqlStore
 from llmgw.telemetry.collector import spare_what_is_loaded
 from llmgw.telemetry.logging import configure, logger
@@ -79,6 +79,8 @@ async def _main(config: ServerConfig) -> bool:
     """Whether another control plane is to take this one's place."""
     folder = Path(config.state_dir)
     with held(folder, "server"), first_error():
+        if config.store is None:
+            _not_lost(folder)
         while True:
             try:
                 async with store_of(config.store, folder) as store:
@@ -93,6 +95,17 @@ async def _main(config: ServerConfig) -> bool:
                 logger("server").error("the store cannot be used; trying again", error=str(away))
             await trio.sleep(_STORE_AGAIN_S)
     raise AssertionError("an error that nobody raised")
+
+
+def _not_lost(folder: Path) -> None:
+    """A new store in a folder that had one knows no key, and may not even know that keys are wanted: everybody would be
+    let in. Raises :class:`OperatorError`."""
+    if (folder / COUNTS_FOLDER).exists() and not (folder / FILE).exists():
+        raise OperatorError(
+            str(folder / FILE),
+            "is missing, though a server ran on this folder: keys and settings are not known",
+            f"put it back, or a backup with llmgw server restore; to begin with nothing move {folder} away",
+        )
 
 
 class Server:
