@@ -22,6 +22,7 @@ from attrs import evolve
 from llmgw import __version__
 from llmgw.errors import OperatorError, first_error
 from llmgw.link.server import serve as serve_link
+from llmgw.router.counts import COUNTS_FOLDER
 from llmgw.router.table import Table
 from llmgw.router.workers import stop_left
 from llmgw.server.follower import Follower
@@ -35,7 +36,7 @@ from llmgw.settings.document import Auth, Settings
 from llmgw.store.database import LostLeadError, StoreAwayError
 from llmgw.store.folder import held, instance_of
 from llmgw.store.lease import Leader, Leases
-from llmgw.store.opening import store_of
+from llmgw.store.opening import FILE, store_of
 from llmgw.store.sql import SqlStore
 from llmgw.telemetry.collector import spare_what_is_loaded
 from llmgw.telemetry.logging import configure, logger
@@ -64,7 +65,10 @@ def run(config: ServerConfig) -> None:
 
 async def _main(config: ServerConfig) -> After:
     """What is to come once this program is over."""
-    with held(Path(config.state_dir), "server"), first_error():
+    folder = Path(config.state_dir)
+    with held(folder, "server"), first_error():
+        if config.store is None:
+            _not_lost(folder)
         async with trio.open_nursery() as nursery:
             signals = Signals()
             await nursery.start(signals.listen)
@@ -95,6 +99,17 @@ async def _runs(config: ServerConfig, signals: Signals) -> After:
     if signals.after is After.END:
         await stop_left(Path(config.state_dir), config.router.drain_s)  # of the run before, if there was one
     return signals.after
+
+
+def _not_lost(folder: Path) -> None:
+    """A new store in a folder that had one knows no key, and may not even know that keys are wanted: everybody would be
+    let in. Raises :class:`OperatorError`."""
+    if (folder / COUNTS_FOLDER).exists() and not (folder / FILE).exists():
+        raise OperatorError(
+            str(folder / FILE),
+            "is missing, though a server ran on this folder: keys and settings are not known",
+            f"put it back, or a backup with llmgw server restore; to begin with nothing move {folder} away",
+        )
 
 
 class Server:
