@@ -114,8 +114,8 @@ async def handshake(
 ) -> None:
     """Shake hands, or raise :class:`TlsError` about ``thing`` after telling the other end why.
 
-    ``by`` is when ``within_s`` is over, on Trio's clock, where it began to count before. Cancelled or failed, the stream
-    is of no further use; the caller closes it.
+    ``by`` is when ``within_s`` is over, on Trio's clock, where it began to count before. Cancelled or failed, the
+    stream is of no further use; the caller closes it.
     """
     await trio.lowlevel.checkpoint()
     broke: trio.BrokenResourceError | None = None
