@@ -185,7 +185,7 @@ class _Doors:
         join = self._gate.join
         if trust.joining is None or join is None or JOIN_ALPN.encode() not in wants:
             stream: TlsStream = trio.SSLStream(Metered(transport), trust.link, server_side=True)
-            await handshake(stream, f"agent at {remote}", by - trio.current_time())
+            await handshake(stream, f"agent at {remote}", self._handshake_s, by=by)
             return await self._agent(stream, remote, place)
         thing = f"somebody who wants to join at {remote}"
         host = host_of(remote)
@@ -196,7 +196,7 @@ class _Doors:
         self._joining[host] += 1
         try:
             stream = trio.SSLStream(Metered(transport), trust.joining, server_side=True)
-            await handshake(stream, thing, by - trio.current_time(), JOIN_ALPN)
+            await handshake(stream, thing, self._handshake_s, JOIN_ALPN, by=by)
             await joining.answer(stream, remote, trust.bundle_pem, partial(self._join, join))
         finally:
             self._joining[host] -= 1

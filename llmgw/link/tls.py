@@ -109,15 +109,18 @@ def _load(context: ssl.SSLContext, files: TlsFiles) -> None:
         raise OperatorError(files.certificate, reason) from cause
 
 
-async def handshake(stream: TlsStream, thing: str, within_s: float, alpn: str = ALPN) -> None:
+async def handshake(
+    stream: TlsStream, thing: str, within_s: float, alpn: str = ALPN, *, by: float | None = None
+) -> None:
     """Shake hands, or raise :class:`TlsError` about ``thing`` after telling the other end why.
 
-    Cancelled or failed, the stream is of no further use; the caller closes it.
+    ``by`` is when ``within_s`` is over, on Trio's clock, where it began to count before. Cancelled or failed, the
+    stream is of no further use; the caller closes it.
     """
     await trio.lowlevel.checkpoint()
     broke: trio.BrokenResourceError | None = None
     try:
-        with trio.fail_after(within_s):
+        with trio.fail_at(trio.current_time() + within_s if by is None else by):
             await stream.do_handshake()
     except trio.TooSlowError as cause:
         raise TlsError(thing, f"the TLS handshake was not done within {within_s:g} s") from cause

@@ -242,3 +242,11 @@ async def test_the_verified_chain_has_the_issuers(pki: Pki) -> None:
     assert stream.version() == "TLSv1.3"
     assert "URI:spiffe://test.llmgw/llmgw/server/localhost" in leaf.names
     assert (leaf.issuer, issuing.issuer) == (issuing.subject, root.subject)
+
+
+async def test_a_handshake_whose_time_is_over_before_it_begins_is_no_fault_of_ours(pki: Pki) -> None:
+    """Its turn can come with the last of its time."""
+    ours, _theirs = trio.testing.memory_stream_pair()
+    stream = trio.SSLStream(ours, server_context(pki.server), server_side=True)
+    with pytest.raises(TlsError, match=r"the TLS handshake was not done within 5 s"):
+        await handshake(stream, "agent", 5, by=trio.current_time() - 0.1)  # type: ignore[arg-type]
