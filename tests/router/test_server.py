@@ -16,6 +16,7 @@ import trio
 import trio.testing
 from attrs import evolve
 
+from llmgw.cli.demo_files import free_ports
 from llmgw.router.body import asked_in_json
 from llmgw.router.exchange import Exchange
 from llmgw.router.health import ERRORS, RETRIES_SAVED, RETRY_SHARE
@@ -1045,6 +1046,7 @@ async def test_clients_that_come_and_go_leave_nothing_behind() -> None:
                         await client.head()
                         await client.rest()
 
+        gc.collect()  # what other tests left
         gc.disable()
         try:
             async with trio.open_nursery() as nursery:
@@ -1054,6 +1056,33 @@ async def test_clients_that_come_and_go_leave_nothing_behind() -> None:
             with trio.fail_after(2):
                 while it.server._connections:
                     await trio.sleep(0.005)
+            assert not [x for x in gc.get_objects() if isinstance(x, Exchange)], "none waits for the collector"
+        finally:
+            gc.enable()
+
+
+async def test_engines_that_fail_leave_nothing_behind() -> None:
+    async def nonsense(visit: e.Visit) -> None:
+        await visit.request()
+        await visit.stream.send_all(b"HTTP/9.9 nonsense\r\n\r\n")
+
+    async with router(nonsense, nonsense) as it:
+        (route,) = (r for r in it.server.directory.table.routes if r.model == "m")
+        unreachable = tuple(
+            evolve(endpoint, id=f"u{n}", port=free_ports(1)[0]) for n, endpoint in enumerate(route.endpoints)
+        )
+        both = (evolve(route, endpoints=route.endpoints), evolve(route, model="u", endpoints=unreachable))
+        it.server.use(Table(2, both))
+        gc.collect()  # what other tests left
+        gc.disable()
+        try:
+            for model in ("m", "u"):
+                async with it.client() as client:
+                    await client.post(json.dumps({"model": model}).encode())
+                    assert (await client.answer())[0] == 502
+            await it.quiet()
+            while it.server._connections:
+                await trio.sleep(0.005)
             assert not [x for x in gc.get_objects() if isinstance(x, Exchange)], "none waits for the collector"
         finally:
             gc.enable()
