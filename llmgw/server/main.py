@@ -65,10 +65,8 @@ def run(config: ServerConfig) -> None:
 
 async def _main(config: ServerConfig) -> After:
     """What is to come once this program is over."""
-    folder = Path(config.state_dir)
-    with held(folder, "server"), first_error():
-        if config.store is None:
-            _not_lost(folder)
+    with held(Path(config.state_dir), "server"), first_error():
+        _not_lost(config)
         async with trio.open_nursery() as nursery:
             signals = Signals()
             await nursery.start(signals.listen)
@@ -101,10 +99,11 @@ async def _runs(config: ServerConfig, signals: Signals) -> After:
     return signals.after
 
 
-def _not_lost(folder: Path) -> None:
+def _not_lost(config: ServerConfig) -> None:
     """A new store in a folder that had one knows no key, and may not even know that keys are wanted: everybody would be
     let in. Raises :class:`OperatorError`."""
-    if (folder / COUNTS_FOLDER).exists() and not (folder / FILE).exists():
+    folder = Path(config.state_dir)
+    if config.store is None and (folder / COUNTS_FOLDER).exists() and not (folder / FILE).exists():
         raise OperatorError(
             str(folder / FILE),
             "is missing, though a server ran on this folder: keys and settings are not known",

@@ -397,6 +397,7 @@ def test_killed_at_each_step_of_taking_over(folder: Path) -> None:
         assert alive(engine)
 
 
+@pytest.mark.long
 def test_settings_that_kill_the_agent_make_no_crash_loop(folder: Path) -> None:
     file, engine = node_with_an_engine(folder)
     part = {"weights": {"reserve_gib": 666}}

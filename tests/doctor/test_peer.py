@@ -227,6 +227,7 @@ def two_nodes() -> Iterator[tuple[str, str]]:
             subprocess.run(["ip", "netns", "del", name], check=False, capture_output=True)
 
 
+@pytest.mark.long
 def test_a_path_that_loses_large_packets_and_says_nothing(two_nodes: tuple[str, str]) -> None:
     here, there = two_nodes
     line = [sys.executable, "-m", "llmgw", "doctor"]

@@ -35,6 +35,7 @@ def run_check(folder: Path, engine: str) -> str:
     return said
 
 
+@pytest.mark.long
 def test_check(tmp_path: Path) -> None:
     said = run_check(tmp_path, "fake")
     for expected in (

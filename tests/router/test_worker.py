@@ -157,6 +157,7 @@ async def test_one_that_dies_is_started_again_and_gets_its_table(folder: Path) -
         await worker.drain(0.5)
 
 
+@pytest.mark.long
 async def test_one_that_is_stuck_is_replaced_and_the_others_go_on(folder: Path) -> None:
     (port,) = free_ports(1)
     listener = RouterListener(Address("127.0.0.1", port), 2.0, workers=2)
@@ -332,6 +333,7 @@ def ask_as_its_users(client: openai.OpenAI) -> None:
         client.completions.create(model="org/m", prompt="x", max_tokens=0.5)  # type: ignore[arg-type]
 
 
+@pytest.mark.long
 async def test_tracing_comes_and_goes_with_the_table(folder: Path) -> None:
     """Spans go to a collector of ours while the settings name it, and to nobody before and after."""
     (port,) = free_ports(1)

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from contextlib import nullcontext
 from pathlib import Path
 
 import pytest
 
 from llmgw.errors import OperatorError
 from llmgw.router.counts import COUNTS_FOLDER
-from llmgw.server import main
+from llmgw.server.main import _main, _not_lost
 from llmgw.settings.daemon import ServerConfig
 from llmgw.store.opening import FILE
 
@@ -22,21 +23,20 @@ from llmgw.store.opening import FILE
         (True, False, "postgresql://h/d", False),
     ],
 )
-async def test_a_server_that_ran_before_does_not_begin_with_a_new_store(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, ran: bool, there: bool, store: str | None, refused: bool
+def test_a_server_that_ran_before_does_not_begin_with_a_new_store(
+    tmp_path: Path, ran: bool, there: bool, store: str | None, refused: bool
 ) -> None:
-    class OpenedError(Exception):
-        """It got as far as that."""
-
-    def opened(_address: str | None, _folder: Path) -> None:
-        raise OpenedError
-
-    monkeypatch.setattr(main, "store_of", opened)
     if ran:
         (tmp_path / COUNTS_FOLDER).mkdir()
     if there:
         (tmp_path / FILE).touch()
-    with pytest.raises(OperatorError if refused else OpenedError) as raised:
-        await main._main(ServerConfig(str(tmp_path), "settings.yaml", store))
-    assert not refused or "is missing" in str(raised.value)
+    with pytest.raises(OperatorError, match="is missing") if refused else nullcontext():
+        _not_lost(ServerConfig(str(tmp_path), "settings.yaml", store))
     assert (tmp_path / FILE).exists() is there
+
+
+async def test_it_is_refused_before_anything_is_opened(tmp_path: Path) -> None:
+    (tmp_path / COUNTS_FOLDER).mkdir()
+    with pytest.raises(OperatorError, match="is missing"):
+        await _main(ServerConfig(str(tmp_path), "settings.yaml"))
+    assert not (tmp_path / FILE).exists()

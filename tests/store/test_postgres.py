@@ -104,6 +104,7 @@ async def test_a_connection_that_hangs_is_cut_and_another_one_made(tmp_path: Pat
         assert [r.object for r in await store.audit(9)] == ["hung"]
 
 
+@pytest.mark.long
 async def test_a_server_that_hangs_is_waited_for_no_longer_than_that(tmp_path: Path) -> None:
     with running() as server:
         async with SqlStore(PostgresDatabase(server.database(), tmp_path, bound_s=1.5)) as store:
