@@ -127,7 +127,7 @@ def test_from_an_open_router_to_one_with_keys_and_through_kills(system: System) 
     assert token not in logs
     assert rotated["token"] not in logs
     wrong = llmgw("ctl", "--config", str(system.demo.server_yaml), "keys", "set", "nope", "--rpm", "x")
-    assert (wrong.returncode, "is not a number" in wrong.stderr) == (2, True)
+    assert (wrong.returncode, "is not a whole number" in wrong.stderr) == (2, True)
 
 
 def test_a_router_alone_is_closed_by_a_reload(prepared: System) -> None:
