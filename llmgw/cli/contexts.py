@@ -11,6 +11,7 @@ import attrs
 from attrs import field, frozen
 from ruamel.yaml import YAML
 
+from llmgw.account import account
 from llmgw.errors import OperatorError
 from llmgw.link.identity import is_id
 from llmgw.link.keyfile import replace
@@ -47,14 +48,23 @@ class Contexts:
 
 
 def path() -> Path:
-    """Where they are kept."""
-    home = os.environ.get("XDG_CONFIG_HOME") or str(Path.home() / ".config")
-    return Path(home) / "llmgw" / "contexts.yaml"
+    """Where they are kept. Raises :class:`OperatorError` for an account without a home."""
+    if home := os.environ.get("XDG_CONFIG_HOME"):
+        return Path(home) / "llmgw" / "contexts.yaml"
+    try:
+        return Path.home() / ".config" / "llmgw" / "contexts.yaml"
+    except RuntimeError:
+        raise OperatorError(
+            "contexts.yaml", f"has no place: {account()} has no home folder", "set HOME, or XDG_CONFIG_HOME"
+        ) from None
 
 
 def load() -> Contexts:
     """Read them. Raises :class:`OperatorError`, also when others may read the file: there may be tokens in it."""
-    file = path()
+    try:
+        file = path()
+    except OperatorError:
+        return Contexts()  # nowhere to keep any: a container's account, which has server.yaml
     try:
         mode, text = stat.S_IMODE(file.stat().st_mode), file.read_text()
     except FileNotFoundError:

@@ -12,6 +12,7 @@ from pathlib import Path
 import click
 import trio
 
+from llmgw.account import account
 from llmgw.cli.admin_client import connect
 from llmgw.cli.files import server_config
 from llmgw.cli.terminal import agreed, echo, echo_json, say
@@ -19,7 +20,7 @@ from llmgw.cli.values import noted_row
 from llmgw.durable import whole
 from llmgw.errors import OperatorError
 from llmgw.settings.daemon import ServerConfig
-from llmgw.store.audit import Noted
+from llmgw.store.audit import Act, Noted
 from llmgw.store.folder import held
 from llmgw.store.opening import FILE, sqlite_store, store_of
 from llmgw.store.postgres import PostgresDatabase
@@ -79,11 +80,12 @@ def restore(ctx: click.Context, file: Path, yes: bool, as_json: bool) -> None:
     with held(folder, "server"):
         if not (yes or agreed("llmgw server restore", f"replace the store of {ctx.obj} by {file}?")):
             ctx.exit(1)
+        act = Act(time.time(), f"account {account()}", "store.restore", str(file.absolute()))
         if config.store is None:
-            kept = trio.run(restore_sqlite, file, folder / FILE, stamp)
+            kept = trio.run(restore_sqlite, file, folder / FILE, stamp, act)
         else:
             kept = folder / f"postgresql.replaced-{stamp}"
-            trio.run(restore_postgresql, file, PostgresDatabase(config.store, folder), kept)
+            trio.run(restore_postgresql, file, PostgresDatabase(config.store, folder), kept, act)
     if as_json:
         echo_json({"restored": str(file), "kept": None if kept is None else str(kept)})
         return

@@ -6,12 +6,12 @@ changed the settings otherwise; from then on it is only compared. Nothing is sto
 
 from __future__ import annotations
 
-import getpass
 from collections.abc import Callable
 from pathlib import Path
 
 import trio
 
+from llmgw.account import account
 from llmgw.errors import OperatorError, UnknownError
 from llmgw.settings.bounds import reason_of
 from llmgw.settings.document import Settings
@@ -87,7 +87,7 @@ class SettingsBook:
             text = await trio.to_thread.run_sync(read_text, self._file)
             settings = await self.read(text, str(self._file))
             self._fits_link(settings)
-            made = await self._history.add_settings(text, f"{_FILE} of {getpass.getuser()}", "SIGHUP", self._clock())
+            made = await self._history.add_settings(text, f"{_FILE} of {account()}", "SIGHUP", self._clock())
             self._hold(made, settings)
 
     async def refresh(self) -> None:
@@ -167,7 +167,7 @@ class SettingsBook:
         text = await trio.to_thread.run_sync(read_text, self._file)
         settings = await self.read(text, str(self._file))
         self._fits_link(settings)
-        author = f"{_FILE} of {getpass.getuser()}"
+        author = f"{_FILE} of {account()}"
         return await self._history.add_settings(text, author, reason, self._clock()), settings
 
     async def _compare(self, newest: SettingsRevision) -> None:

@@ -12,7 +12,8 @@ from pathlib import Path
 import trio
 
 from llmgw.durable import sync_folder, whole
-from llmgw.store.audit import Noted
+from llmgw.store import audit_table
+from llmgw.store.audit import Act, Noted
 from llmgw.store.copying import copy_in
 from llmgw.store.database import Connection, StoreError
 from llmgw.store.postgres import PostgresDatabase
@@ -87,10 +88,11 @@ def looked_at(backup: Path) -> None:
         raise StoreError(str(backup), f"is no backup that can be read: {failed}", remedy) from failed
 
 
-async def restore_sqlite(backup: Path, path: Path, stamp: str) -> Path | None:
+async def restore_sqlite(backup: Path, path: Path, stamp: str, act: Act) -> Path | None:
     """Put a backup in place of the database at ``path``; what it replaces stays beside it, and its name is returned.
 
-    Whenever it ends, there is the old store or the new one, and whole. Raises :class:`StoreError`.
+    ``act`` goes into the restored audit. Whenever it ends, there is the old store or the new one, and whole.
+    Raises :class:`StoreError`.
     """
     new = path.with_name(f".{path.name}.restored")
 
@@ -108,7 +110,7 @@ async def restore_sqlite(backup: Path, path: Path, stamp: str) -> Path | None:
     try:
         await trio.to_thread.run_sync(copy)
         async with SqlStore(SqliteDatabase(new)) as store:
-            await store.database.write(_go_on)
+            await store.database.write(lambda c: _go_on(c, act))
         return await trio.to_thread.run_sync(_swap, new, path, stamp)
     except OSError as failed:
         raise StoreError(str(path), f"cannot be replaced: {failed}", "make room, and look at the folder") from failed
@@ -140,10 +142,10 @@ def _fold(path: Path) -> None:
         pass
 
 
-async def restore_postgresql(backup: Path, database: PostgresDatabase, kept: Path) -> None:
+async def restore_postgresql(backup: Path, database: PostgresDatabase, kept: Path, act: Act) -> None:
     """Put a backup in place of what is in a PostgreSQL database; what it replaces is written to ``kept`` before.
 
-    Raises :class:`StoreError` while anybody else has the database open.
+    ``act`` goes into the restored audit. Raises :class:`StoreError` while anybody else has the database open.
     """
     await trio.to_thread.run_sync(looked_at, backup)
     current = kept.with_name(f".{kept.name}.current")
@@ -159,7 +161,7 @@ async def restore_postgresql(backup: Path, database: PostgresDatabase, kept: Pat
             def work(connection: Connection) -> None:
                 _alone(connection, str(database))
                 copy_in(current, connection)
-                _go_on(connection)
+                _go_on(connection, act)
 
             await store.database.write(work)
     finally:
@@ -176,5 +178,6 @@ def _alone(connection: Connection, name: str) -> None:
         raise StoreError(name, f"{len(others)} other connections of llmgw are open", "stop every llmgw server first")
 
 
-def _go_on(connection: Connection) -> None:
+def _go_on(connection: Connection, act: Act) -> None:
     connection.execute("UPDATE cluster SET epoch = epoch + ?, next_serial = next_serial + ?", (EPOCHS, EPOCHS))
+    audit_table.record(connection, act)

@@ -27,6 +27,8 @@ from tests.scheduler.clusters import NOW, row
 from tests.store.postgresql import Postgresql
 from tests.store.test_store import UNPLACED, record
 
+RESTORED = Act(NOW, "account root", "store.restore", "/backup")
+
 
 async def fill(store: SqlStore) -> None:
     epoch = await store.new_epoch()
@@ -46,7 +48,8 @@ async def everything(store: SqlStore) -> object:
     return (
         await store.cluster(), await store.revisions(9), (await store.replicas())[0], await store.unplaced(),
         await store.decisions(9), await store.keys.keys(), await store.identities.held(),
-        await store.identities.events(9), await store.audit(99),
+        await store.identities.events(9),
+        tuple(row for row in await store.audit(99) if row.action != "store.restore"),
     )  # fmt: skip
 
 
@@ -66,7 +69,7 @@ async def test_a_backup_is_all_of_it_in_either_database(
     here = tmp_path / "here"
     async with sqlite_store(here) as old:
         await old.record(Act(NOW, "bob", "to.be-replaced", "x"))
-    kept = await restore_sqlite(backup, here, "stamp")
+    kept = await restore_sqlite(backup, here, "stamp", RESTORED)
     assert kept is not None
     async with sqlite_store(kept) as old:
         assert [r.action for r in await old.audit(9)] == ["to.be-replaced"]
@@ -76,8 +79,8 @@ async def test_a_backup_is_all_of_it_in_either_database(
     async with store_of(address, tmp_path) as old:
         await old.record(Act(NOW, "bob", "to.be-replaced", "x"))
         with pytest.raises(StoreError, match="other connections of llmgw are open"):
-            await restore_postgresql(backup, database, tmp_path / "kept")
-    await restore_postgresql(backup, database, tmp_path / "kept")
+            await restore_postgresql(backup, database, tmp_path / "kept", RESTORED)
+    await restore_postgresql(backup, database, tmp_path / "kept", RESTORED)
     looked_at(tmp_path / "kept")
 
     for restored in (sqlite_store(here), store_of(address, tmp_path)):
@@ -86,6 +89,10 @@ async def test_a_backup_is_all_of_it_in_either_database(
             assert await store.new_epoch() == epoch + EPOCHS + 1, "agents would refuse an epoch that went back"
             assert (await store.replicas())[1] == serial + EPOCHS
             assert await check(store, lambda _step: None) == ()
+            newest, *earlier = await store.audit(99)
+            assert (newest.seq, newest.by, newest.action, newest.object) == (
+                len(earlier) + 1, RESTORED.by, RESTORED.action, RESTORED.object,
+            )  # fmt: skip
             # What the databases number themselves goes on after the last one.
             again = await store.keys.add_key(ApiKey("l", 0, 0, "e", NOW), KeyEvent(NOW, "l", "key.create", "ada", ""))
             assert again.slot == 2
@@ -96,9 +103,11 @@ async def test_a_backup_is_all_of_it_in_either_database(
 RESTORES = """
 import itertools, sys, trio
 from pathlib import Path
+from llmgw.store.audit import Act
 from llmgw.store.upkeep import restore_sqlite
+act = Act(0, "account root", "store.restore", "/backup")
 for n in itertools.count():
-    trio.run(restore_sqlite, Path(sys.argv[1]), Path(sys.argv[2]), f"{sys.argv[3]}-{n}")
+    trio.run(restore_sqlite, Path(sys.argv[1]), Path(sys.argv[2]), f"{sys.argv[3]}-{n}", act)
     print(n, flush=True)
 """
 
@@ -136,7 +145,7 @@ async def test_what_a_killed_restore_left_is_no_part_of_the_next(tmp_path: Path)
         await store.new_epoch()
         log = left.with_name(f"{left.name}-wal").read_bytes()
     left.with_name(f"{left.name}-wal").write_bytes(log)
-    await restore_sqlite(backup, here, "stamp")
+    await restore_sqlite(backup, here, "stamp", RESTORED)
     async with sqlite_store(here) as store:
         assert await store.new_epoch() == epoch + EPOCHS + 1
     assert sorted(p.name for p in tmp_path.iterdir()) == ["backup", "here", "here.replaced-stamp"]
@@ -150,12 +159,12 @@ async def test_what_is_replaced_is_kept_with_what_its_log_had(tmp_path: Path) ->
         # As a server that is killed leaves it.
         copy.write_bytes(here.read_bytes())
         copy.with_name("copy-wal").write_bytes(here.with_name("here-wal").read_bytes())
-    kept = await restore_sqlite(backup, copy, "stamp")
+    kept = await restore_sqlite(backup, copy, "stamp", RESTORED)
     assert kept is not None
     async with sqlite_store(kept) as old:
         assert [r.action for r in await old.audit(9)] == ["in.the-log"]
     async with sqlite_store(copy) as new:
-        assert await new.audit(9) == ()
+        assert [r.action for r in await new.audit(9)] == ["store.restore"]
     assert sorted(p.name for p in tmp_path.iterdir()) == ["backup", "copy", "copy.replaced-stamp", "here"]
 
 
@@ -177,7 +186,7 @@ async def test_what_is_no_backup_is_not_restored(tmp_path: Path) -> None:
         (newer, f"has schema {schema.VERSION + 1}, this llmgw knows {schema.VERSION}"),
     ):
         with pytest.raises(StoreError, match=why):
-            await restore_sqlite(backup, here, "stamp")
+            await restore_sqlite(backup, here, "stamp", RESTORED)
     async with sqlite_store(here) as store:
         assert await store.cluster() == cluster
 
