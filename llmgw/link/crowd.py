@@ -99,17 +99,23 @@ class _Host:
 
     async def place(self, place: Place) -> None:
         """Wait for a place among the strangers."""
-        self.waiting += 1
         try:
-            if self.waiting > self._free.value:
-                for stranger, since in self.strangers.items():
-                    _hurry(stranger, since)
-            await self._free.acquire()
-        finally:
-            self.waiting -= 1
+            self._free.acquire_nowait()
+        except trio.WouldBlock:
+            await self._wait()
         self.strangers[place] = trio.current_time()
         if self.waiting:
             _hurry(place, self.strangers[place])
+        await trio.lowlevel.checkpoint()
+
+    async def _wait(self) -> None:
+        self.waiting += 1
+        try:
+            for stranger, since in self.strangers.items():
+                _hurry(stranger, since)
+            await self._free.acquire()
+        finally:
+            self.waiting -= 1
 
     def gone(self, place: Place) -> None:
         """This one is no stranger any more, or is no more."""

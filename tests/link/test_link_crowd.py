@@ -79,6 +79,22 @@ async def test_as_many_wait_as_get_a_place_before_their_handshake_is_over() -> N
         assert at.heard() == ["a has a place", "e is hung up on"]
 
 
+async def test_those_who_come_in_one_turn_are_counted_one_by_one(autojump_clock: MockClock) -> None:
+    crowd = Crowd(2)
+    hung_up = 0
+
+    async def connection(number: int) -> None:
+        nonlocal hung_up
+        async with crowd.one_more(f"10.0.0.1:{number}") as place:
+            hung_up += place is None
+            await trio.sleep(1)
+
+    async with trio.open_nursery() as nursery:
+        for number in range(20):
+            nursery.start_soon(connection, number)
+    assert hung_up == 12, "two have a place, six wait"
+
+
 async def test_who_is_not_known_after_a_second_makes_way_only_where_others_wait(autojump_clock: MockClock) -> None:
     async with rig(1) as at:
         await at.comes("a")
@@ -93,6 +109,24 @@ async def test_who_is_not_known_after_a_second_makes_way_only_where_others_wait(
             ("b makes way", began + HURRIED_S),
             ("c has a place", began + HURRIED_S),
         ], "and c, for whom nobody waits, stays"
+
+
+async def test_nobody_is_hurried_where_there_are_places_though_all_come_in_one_turn(autojump_clock: MockClock) -> None:
+    crowd = Crowd(50)
+    stayed = 0
+
+    async def connection(number: int) -> None:
+        nonlocal stayed
+        async with crowd.one_more(f"10.0.0.1:{number}") as place:
+            assert place is not None
+            with place.scope:
+                await trio.sleep(4 * HURRIED_S)
+                stayed += 1
+
+    async with trio.open_nursery() as nursery:
+        for number in range(50):
+            nursery.start_soon(connection, number)
+    assert stayed == 50
 
 
 async def test_agents_are_no_strangers_and_make_way_for_nobody(autojump_clock: MockClock) -> None:
