@@ -75,6 +75,10 @@ def cable() -> Iterator[Cable]:
         pytest.skip(f"no network namespaces here: {refused.stderr.strip()}")
     try:
         ip("link", "add", made.here, "type", "veth", "peer", "name", made.there, "netns", name)
+    except subprocess.CalledProcessError:
+        ip("netns", "del", name)
+        raise
+    try:
         ip("addr", "add", f"{HERE}/24", "dev", made.here)
         ip("addr", "add", f"{THERE}/24", "dev", made.there, inside=name)
         ip("link", "set", made.here, "up")
@@ -82,6 +86,8 @@ def cable() -> Iterator[Cable]:
         made.plug()
         yield made
     finally:
+        # A namespace takes its links with it some time after it is gone; the next test has one of the same name.
+        ip("link", "del", made.here)
         ip("netns", "del", name)
 
 
