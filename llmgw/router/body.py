@@ -44,6 +44,7 @@ class _Body(msgspec.Struct):
     messages: msgspec.Raw = msgspec.Raw()
     prompt: msgspec.Raw = msgspec.Raw()
     input: msgspec.Raw = msgspec.Raw()
+    cache_salt: msgspec.Raw = msgspec.Raw()
 
 
 class _Whole(_Body):
@@ -62,7 +63,8 @@ class Asked(msgspec.Struct, frozen=True):
     """What a request asks: for which model, whether as a stream, and how many new tokens at the most (0: not said).
 
     ``start`` is its text as it stands in the JSON (messages, prompt or input), for telling conversations apart.
-    ``answers`` are the new tokens of all its answers, and ``usage`` says that its stream is to tell what it used.
+    ``answers`` are the new tokens of all its answers, ``usage`` says that its stream is to tell what it used,
+    and ``salt`` that it has a ``cache_salt``, in any spelling.
     """
 
     model: str
@@ -71,6 +73,7 @@ class Asked(msgspec.Struct, frozen=True):
     start: bytes = b""
     answers: int = ANSWER_TOKENS
     usage: bool = False
+    salt: bool = False
 
 
 def is_odd(body: bytes) -> bool:
@@ -110,7 +113,7 @@ def asked_in_json(body: bytes, media_hosts: Sequence[str] = ()) -> Asked:
         answers = max(0, most or found.max_output_tokens or ANSWER_TOKENS) * max(1, found.n or 1)
         usage = found.stream_options is not None and found.stream_options.include_usage is True
     start = bytes(found.messages or found.prompt or found.input)
-    return Asked(found.model, found.stream is True, max(0, most), start, answers, usage)
+    return Asked(found.model, found.stream is True, max(0, most), start, answers, usage, bool(found.cache_salt))
 
 
 def _too_deep() -> ApiError:

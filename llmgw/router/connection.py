@@ -24,7 +24,7 @@ from llmgw.router.form import asked_in_form, renamed
 from llmgw.router.http1 import MAX_HEAD_BYTES, BadMessage, RequestHead, parse_request
 from llmgw.router.keys import Holder
 from llmgw.router.requests import Kind, Target, target_of
-from llmgw.router.rewrite import SALTED, rewritten, says_salt
+from llmgw.router.rewrite import SALTED, rewritten
 from llmgw.router.shared import Shared
 from llmgw.router.sockets import Peer
 from llmgw.router.steps import Steps, own_task
@@ -399,7 +399,7 @@ class Connection:
             else:
                 salted = served.salted and target.path in SALTED
                 salt = _tenant(holder) if salted else None
-                if salted or model != asked.model or says_salt(body):
+                if salted or model != asked.model or asked.salt:
                     made = partial(rewritten, body, None if model == asked.model else model, salt or None)
                     large = len(body) > _LARGE_BYTES
                     if large:

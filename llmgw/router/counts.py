@@ -22,7 +22,7 @@ COUNTS_FOLDER = "router"
 
 _HEADER_CELLS = 512
 _GROW_BYTES = 1024 * 1024
-_FILE = "limits-2"
+_FILE = "limits-3"
 """The layout is in the name: workers of another one count in a file of their own."""
 
 _BOOT, _IN_USE = 0, 1

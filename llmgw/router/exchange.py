@@ -151,10 +151,10 @@ class Exchange:
             choice = choose(engines, (*self._tried, *served.busy_ones()), now, directory.draw(), key)
             if choice is None and (choice := choose(engines, self._tried, now, 0.0)) is None:
                 break
-            index, reason = choice
+            index = choice.at
             engine = engines[index]
             self.endpoint = engine.endpoint.id
-            self._shared.metrics.chosen(model, reason)
+            self._shared.metrics.chosen(model, choice.reason)
             self._tried += (index,)
             directory.began(engine, tokens)
             try:

@@ -45,11 +45,11 @@ class Answer(Protocol):
 
 
 class Gate(Collector):
-    """Keys, counts and usage of one worker. ``settings`` gives those in use, ``None`` while there are none."""
+    """Keys, counts and usage of one worker. ``settings`` are those in use, ``None`` while there are none."""
 
     def __init__(
         self,
-        settings: Callable[[], RouterSettings | None],
+        settings: RouterSettings | None = None,
         counts: Counts | None = None,
         clock: Callable[[], float] = time.monotonic,
         wall: Callable[[], float] = time.time,
@@ -57,7 +57,7 @@ class Gate(Collector):
         self.keys = KeyTable()
         self.book = UsageBook()
         self.unkept: Callable[[], int] = lambda: 0
-        self._settings = settings
+        self.settings = settings
         self.counts: Counts = counts if counts is not None else OwnCounts()
         self._clock = clock
         self._wall = wall
@@ -70,7 +70,7 @@ class Gate(Collector):
 
         Raises :class:`ApiError`: 401, or 503 as long as nobody can be told apart.
         """
-        settings = self._settings()
+        settings = self.settings
         if settings is None:
             raise self._refuse(ApiError(503, "The router has just started.", "starting", retry_after_s=_SOON_S))
         closed = settings.auth is Auth.KEYS
@@ -116,7 +116,7 @@ class Gate(Collector):
             )
 
     def _cost(self, model: str, prompt: int, completion: int) -> int:
-        settings = self._settings()
+        settings = self.settings
         if settings is None or not settings.prices or (price := settings.prices.get(model)) is None:
             return 0
         return min(price.of(prompt, completion), TOKENS_MOST)
@@ -240,20 +240,22 @@ class Ticket:
 
 def _rate_lines(holder: Holder, requests: int, tokens: int, reset_s: float) -> bytes:
     """As OpenAI's clients know them (https://platform.openai.com/docs/guides/rate-limits)."""
-    lines = b""
     limits_ = holder.key.limits
     reset = math.ceil(reset_s) if reset_s > 0 else 0
-    if limits_.requests_per_minute is not None:
-        lines = (
-            b"x-ratelimit-limit-requests: %d\r\nx-ratelimit-remaining-requests: %d\r\n"
-            b"x-ratelimit-reset-requests: %ds\r\n" % (limits_.requests_per_minute, requests, reset)
-        )
-    if limits_.tokens_per_minute is not None:
-        lines += (
-            b"x-ratelimit-limit-tokens: %d\r\nx-ratelimit-remaining-tokens: %d\r\n"
-            b"x-ratelimit-reset-tokens: %ds\r\n" % (limits_.tokens_per_minute, tokens, reset)
-        )
-    return lines
+    of_requests = limits_.requests_per_minute, requests, reset
+    of_tokens = limits_.tokens_per_minute, tokens, reset
+    if limits_.tokens_per_minute is None:
+        return b"" if limits_.requests_per_minute is None else _REQUESTS_LEFT % of_requests
+    if limits_.requests_per_minute is None:
+        return _TOKENS_LEFT % of_tokens
+    return _BOTH_LEFT % (*of_requests, *of_tokens)
+
+
+_REQUESTS_LEFT = (
+    b"x-ratelimit-limit-requests: %d\r\nx-ratelimit-remaining-requests: %d\r\nx-ratelimit-reset-requests: %ds\r\n"
+)
+_TOKENS_LEFT = _REQUESTS_LEFT.replace(b"requests", b"tokens")
+_BOTH_LEFT = _REQUESTS_LEFT + _TOKENS_LEFT
 
 
 _WORDS = {

@@ -6,10 +6,10 @@ A minute is a ring of 31 spans of two seconds: a span counts until all of it is 
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from functools import lru_cache
-from typing import NamedTuple, Protocol, overload
+from typing import Protocol
 
+import msgspec
 from attrs import frozen
 
 from llmgw.settings.keys import Limits, Period, Spent, period_end, period_start
@@ -27,7 +27,9 @@ _HELD_TOKENS = _FLIGHT + LANES
 _HELD_COST = _HELD_TOKENS + LANES
 _RING_REQUESTS = _HELD_COST + LANES
 _RING_TOKENS = _RING_REQUESTS + SPANS
-assert _RING_TOKENS + SPANS <= SLOT_CELLS
+_HELD_TOKENS_ALL = _RING_TOKENS + SPANS
+_HELD_COST_ALL = _HELD_TOKENS_ALL + 1
+assert _HELD_COST_ALL < SLOT_CELLS
 _PERIODS = {period: number for number, period in enumerate(Period, 1)}
 """What stands in the cells for the budget's period; 0: nobody has said."""
 
@@ -35,11 +37,7 @@ _PERIODS = {period: number for number, period in enumerate(Period, 1)}
 class Cells(Protocol):
     """Whole numbers by position: a list, or a memory that processes share."""
 
-    @overload
     def __getitem__(self, at: int, /) -> int: ...
-
-    @overload
-    def __getitem__(self, at: slice, /) -> Iterable[int]: ...
 
     def __setitem__(self, at: int, value: int, /) -> None: ...
 
@@ -58,7 +56,7 @@ class Refused:
     after_s: float | None
 
 
-class Grant(NamedTuple):
+class Grant(msgspec.Struct, frozen=True, gc=False):
     """What was reserved, and in which span; -1 tokens where no tokens are counted, ``held`` where there is a budget."""
 
     span: int
@@ -91,8 +89,11 @@ def reserve(
         if (short := _short(cells, base, limits, wall, tokens, cost)) is not None:
             return short
         held = tokens, cost
+        cells[base + _HELD_TOKENS_ALL] += tokens
         cells[base + _HELD_TOKENS + lane] += tokens
-        cells[base + _HELD_COST + lane] += cost
+        if cost:
+            cells[base + _HELD_COST_ALL] += cost
+            cells[base + _HELD_COST + lane] += cost
     place = base + head % SPANS
     cells[base + _FLIGHT_ALL] = flight + 1
     cells[base + _FLIGHT + lane] += 1
@@ -110,12 +111,12 @@ def _short(cells: Cells, base: int, limits: Limits, wall: float, tokens: int, co
     _roll(cells, base, limits.budget_period, wall)
     most = limits.budget_tokens
     if most is not None:
-        used = cells[base + _SPENT_TOKENS] + sum(cells[base + _HELD_TOKENS : base + _HELD_TOKENS + LANES])
+        used = cells[base + _SPENT_TOKENS] + cells[base + _HELD_TOKENS_ALL]
         if used + tokens > most:
             return _over(limits, most, used, tokens, wall)
     most = limits.budget_cost
     if most is not None:
-        used = cells[base + _SPENT_COST] + sum(cells[base + _HELD_COST : base + _HELD_COST + LANES])
+        used = cells[base + _SPENT_COST] + cells[base + _HELD_COST_ALL]
         if used + cost > most:
             return _over(limits, most, used, cost, wall)
     return None
@@ -138,8 +139,12 @@ def settle(
     cells[base + _FLIGHT_ALL] -= 1
     cells[base + _FLIGHT + lane] -= 1
     if grant.held is not None:
-        cells[base + _HELD_TOKENS + lane] -= grant.held[0]
-        cells[base + _HELD_COST + lane] -= grant.held[1]
+        held_tokens, held_cost = grant.held
+        cells[base + _HELD_TOKENS_ALL] -= held_tokens
+        cells[base + _HELD_TOKENS + lane] -= held_tokens
+        if held_cost:
+            cells[base + _HELD_COST_ALL] -= held_cost
+            cells[base + _HELD_COST + lane] -= held_cost
     if limits.budget_tokens is not None or limits.budget_cost is not None:
         _roll(cells, base, limits.budget_period, wall)
         cells[base + _SPENT_TOKENS] += tokens
@@ -189,9 +194,10 @@ def under_way(cells: Cells, base: int, lane: int) -> bool:
 def clear_lane(cells: Cells, base: int, lane: int) -> None:
     """Forget what a worker that is gone had under way."""
     cells[base + _FLIGHT_ALL] -= cells[base + _FLIGHT + lane]
-    cells[base + _FLIGHT + lane] = 0
-    cells[base + _HELD_TOKENS + lane] = 0
-    cells[base + _HELD_COST + lane] = 0
+    cells[base + _HELD_TOKENS_ALL] -= cells[base + _HELD_TOKENS + lane]
+    cells[base + _HELD_COST_ALL] -= cells[base + _HELD_COST + lane]
+    for of_lane in (_FLIGHT, _HELD_TOKENS, _HELD_COST):
+        cells[base + of_lane + lane] = 0
 
 
 def _roll(cells: Cells, base: int, period: Period, wall: float) -> None:

@@ -87,7 +87,7 @@ class RouterMetrics(Collector):
 
     def chosen(self, model: str, reason: str) -> None:
         """An engine was chosen for a request, and why that one."""
-        self._choices[model, str(reason)] += 1  # an enumeration is hashed in Python
+        self._choices[model, reason] += 1
 
     @property
     def choices(self) -> dict[str, dict[str, int]]:

@@ -17,15 +17,6 @@ _MODEL = re.compile(rb'"model"\s*:\s*"((?:[^"\\]|\\.)*)"')
 SALTED = frozenset({b"/v1/chat/completions", b"/v1/completions", b"/v1/responses"})
 """Where vLLM and SGLang take ``cache_salt``: requests with different ones share nothing of the KV cache."""
 
-_SALT = re.compile(
-    b'"' + b"".join(rb"(?:%c|\\u00(?i:%02x))" % (letter, letter) for letter in b"cache_salt") + rb'"\s*:'
-).search
-
-
-def says_salt(body: bytes) -> bool:
-    """Whether a client says a ``cache_salt``, in any spelling."""
-    return body.rfind(b'"cache_salt"') >= 0 or (is_odd(body) and _SALT(body) is not None)
-
 
 def rewritten(body: bytes, model: str | None = None, salt: str | None = None) -> bytes:
     """The JSON body with this ``model``, and with this ``cache_salt`` in place of any other.

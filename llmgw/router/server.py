@@ -89,7 +89,7 @@ class RouterServer:
     ) -> None:
         self.directory = Directory(chance)
         self.metrics = RouterMetrics(self.directory.in_flight, lambda: self.directory.waiting)
-        self.gate = Gate(lambda: self.directory.table.settings if self._has_table else None, counts)
+        self.gate = Gate(counts=counts)
         self.metrics.add(self.gate)
         self.front = Front(self.metrics.scrape)
         self._identity = identity
@@ -102,14 +102,13 @@ class RouterServer:
         self._connections: dict[Connection, trio.CancelScope] = {}
         self._left = trio.Event()
         self._said = -math.inf
-        self._has_table = False
         self._name = secrets.token_hex(6).encode()
         self._count = 0
 
     def use(self, table: Table) -> None:
         """Take over a routing table; it holds from the next request on."""
         self.directory.use(table)
-        self._has_table = True
+        self.gate.settings = table.settings
 
     def use_keys(self, base: int, upto: int, keys: Iterable[ApiKey], *, last: bool) -> None:
         """Take over keys, see :meth:`KeyTable.apply`; what is under way for one that was revoked is cut."""
@@ -124,7 +123,7 @@ class RouterServer:
         """Why this worker should get no traffic; empty when it should."""
         if self._draining.is_set() and not self._replaced:
             return "draining"
-        if not self._has_table:
+        if self.gate.settings is None:
             return "no routing table yet"
         if self.directory.table.settings.auth is Auth.KEYS and not self.gate.keys.complete:
             return "no API keys yet"

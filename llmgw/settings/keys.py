@@ -41,6 +41,8 @@ class Period(StrEnum):
     MONTH = "month"
     TOTAL = "total"
 
+    __hash__ = str.__hash__  # an enumeration's own is written in Python, and each request with a budget asks for it
+
 
 @frozen
 class Limits:

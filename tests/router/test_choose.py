@@ -147,21 +147,30 @@ def test_a_conversation_is_told_by_its_beginning() -> None:
     assert first != conversation(chat("be rude", "hello"))
     long = "x" * 5000
     assert conversation(chat(long, "a")) != conversation(chat(long, "b")), "a long beginning hides no difference"
-    many = b"[" + b"{}," * 300_000
-    assert conversation(many + b"{}]") == zlib.crc32(many[:4096]), "so many messages are not taken apart"
-    assert conversation(b"[1," + many[1:] + b"{}]") != conversation(many + b"{}]")
+    assert conversation(chat("a" + long, "a")) != conversation(chat("b" + long, "a"))
+    assert conversation(chat(long, "a")) == conversation(chat(long, "a", "b", "c"))
+    swapped = b'[{"content":"%b","role":"user"}%b]'
+    assert conversation(swapped % (b"a", b"")) != conversation(swapped % (b"b", b""))
+    assert conversation(swapped % (b"a", b"")) == conversation(swapped % (b"a", b',{"content":"b","role":"assistant"}'))
+
+
+@given(contents=st.lists(st.text(max_size=40), min_size=2, max_size=6), more=st.integers(0, 5))
+def test_every_turn_of_a_conversation_has_its_key(contents: list[str], more: int) -> None:
+    turns = [conversation(chat(*contents[: 2 + n])) for n in range(len(contents) - 1)]
+    assert len(set(turns)) == 1
 
 
 def test_no_conversation_is_read_for_ever() -> None:
-    begins = b"[" + b"{}," * 64
-    assert conversation(begins + b"{}]") == conversation(begins + b'{"x":1},{"role":"user"}]')
-    assert conversation(b'[{"x":1},{}]') != conversation(b"[{},{}]")
+    begins = b"[" + b"{}," * 300_000
+    assert conversation(begins + b"{}]") == conversation(begins + b'{"role":"user"}]') == zlib.crc32(begins[:4096])
+    endless = b'[{"role":"user","content":"' + b"x" * 300_000
+    assert conversation(endless + b'1"}]') == conversation(endless + b'2"}]')
 
 
 def test_other_ways_to_begin() -> None:
     assert conversation(b"") is None
     assert conversation(b'"Once upon"') == conversation(b'"Once upon"') != conversation(b'"Twice"')
-    assert conversation(b'["a","b"]') == conversation(b'["a","c"]')
+    assert conversation(b'["user","b"]') == conversation(b'["user","b"]') != conversation(b'["user","c"]')
     assert conversation(b"[]") is not None
     assert conversation(b"null") is not None
     one = conversation(chat("s", "u"), b"session-1")

@@ -153,7 +153,7 @@ def test_what_was_granted_outlives_every_worker_of_this_boot(tmp_path: Path) -> 
     cells, base = second.cells(1)
     assert cells[base + 1] == 1, "a request in the window"
     second.close()
-    with (tmp_path / "limits-2").open("r+b") as file:
+    with (tmp_path / "limits-3").open("r+b") as file:
         file.write(b"\1" * 8)  # as another boot left it
     third = SharedCounts(tmp_path)
     cells, base = third.cells(1)
@@ -166,7 +166,7 @@ def test_more_keys_than_there_was_room_for(tmp_path: Path) -> None:
     assert isinstance(reserve(one, slot=5000, concurrent=1), Grant)
     assert not isinstance(reserve(other, slot=5000, concurrent=1), Grant)
     assert isinstance(reserve(one, slot=1), Grant), "the first ones are where they were"
-    assert (tmp_path / "limits-2").stat().st_size % (1024 * 1024) == 0
+    assert (tmp_path / "limits-3").stat().st_size % (1024 * 1024) == 0
     one.close()
     other.close()
 

@@ -171,7 +171,7 @@ async def test_as_long_as_nobody_can_be_told_apart_nobody_is_let_in_nor_wrong() 
 
 
 def test_before_the_first_table_nobody_is_let_in_either() -> None:
-    gate = Gate(lambda: None)
+    gate = Gate()
     with pytest.raises(ApiError) as found:
         gate.known(b"")
     assert (found.value.status, found.value.retry_after_s) == (503, 1)
@@ -486,7 +486,7 @@ async def test_numbers_that_nobody_means() -> None:
 
 
 def test_settled_once_whatever_happens() -> None:
-    gate = Gate(RouterSettings)
+    gate = Gate(RouterSettings())
     gate.keys.apply(0, 1, (key(limits=ALL),), last=True)
     holder = gate.known(b"Bearer " + TOKEN.encode())
     ticket = gate.admit(holder, b"/v1/completions", "m", PLAIN, Asked("m"))

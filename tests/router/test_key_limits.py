@@ -206,6 +206,7 @@ class Shared(RuleBasedStateMachine):
         held_tokens, held_cost = self.held()
         assert sum(self.cells[BASE + 8 + LANES : BASE + 8 + 2 * LANES]) == held_tokens
         assert sum(self.cells[BASE + 8 + 2 * LANES : BASE + 8 + 3 * LANES]) == held_cost
+        assert self.cells[BASE + 8 + 3 * LANES + 2 * rules.SPANS :][:2] == [held_tokens, held_cost]
         requests = self.cells[BASE + 8 + 3 * LANES : BASE + 8 + 3 * LANES + rules.SPANS]
         assert sum(requests) == self.cells[BASE + 1]
         assert min(requests) >= 0
