@@ -39,6 +39,28 @@ async def watching() -> AsyncIterator[Watch]:
     watch.close()
 
 
+async def test_a_socket_that_always_has_more_keeps_no_task_waiting() -> None:
+    calls = 0
+    async with watching() as watch:
+        with pair() as (engine, peer):
+
+            def ready() -> None:
+                nonlocal calls
+                calls += 1
+                peer.sock.recv(1)
+                engine.send(b"x")
+
+            engine.send(b"x")
+            watch.relay(peer.sock, ready)
+            turns = 0
+            while calls < 300:
+                await trio.lowlevel.checkpoint()
+                turns += 1
+            watch.rest(peer.sock)
+    assert turns <= 30, "several events a turn"
+    assert calls < 400, "and a turn for others between"
+
+
 class Client:
     """Takes ``room`` bytes at once and no more."""
 
